@@ -91,10 +91,15 @@ def serve(address: str, rank: str) -> None:
             error = traceback.format_exc()
         if distributed.is_initialized():
             distributed.destroy_process_group()
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
+        forget()
         torch.set_flush_denormal(False)
         connection.send((error, printed.getvalue()))
+
+
+def forget() -> None:
+    """Reset the process-wide state of accelerate."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 def sharding_accelerator(**_: Any) -> Accelerator:

@@ -8,21 +8,16 @@ from reproduction.benchmark_tables import TABLES, render_benchmarks
 from reproduction.summaries import BENCHMARKS, Benchmarks
 
 
-@pytest.fixture
-def change(tmp_path):
+def change(tmp_path, name: str, edit) -> tuple[dict[str, str], list[str]]:
     """Render the tables from a copy of the files, one of which a function changes."""
-
-    def render(name: str, edit) -> tuple[dict[str, str], list[str]]:
-        folder = tmp_path / "results"
-        shutil.copytree(BENCHMARKS, folder, dirs_exist_ok=True)
-        path = folder / f"{name}.json"
-        content = json.loads(path.read_text("utf-8"))
-        edit(content)
-        path.write_text(json.dumps(content), "utf-8")
-        benchmarks = Benchmarks(folder)
-        return render_benchmarks(benchmarks), benchmarks.problems
-
-    return render
+    folder = tmp_path / "results"
+    shutil.copytree(BENCHMARKS, folder, dirs_exist_ok=True)
+    path = folder / f"{name}.json"
+    content = json.loads(path.read_text("utf-8"))
+    edit(content)
+    path.write_text(json.dumps(content), "utf-8")
+    benchmarks = Benchmarks(folder)
+    return render_benchmarks(benchmarks), benchmarks.problems
 
 
 def set_value(what: str, **values):
@@ -78,9 +73,9 @@ def test_every_table_is_made_from_its_file_and_on_a_page():
         ),
     ],
 )
-def test_a_changed_number_changes_its_table_and_no_other(change, table, edit, line):
+def test_a_changed_number_changes_its_table_and_no_other(tmp_path, table, edit, line):
     before = render_benchmarks(Benchmarks())
-    tables, problems = change(TABLES[table][0], edit)
+    tables, problems = change(tmp_path, TABLES[table][0], edit)
     assert line in tables[table]
     assert [name for name in tables if tables[name] != before[name]] == [table]
     assert problems == []
@@ -97,8 +92,8 @@ def test_a_changed_number_changes_its_table_and_no_other(change, table, edit, li
     ],
     ids=["no list", "empty", "row twice", "row missing", "not a number"],
 )
-def test_a_damaged_file_is_named_and_its_table_says_not_measured(change, edit):
-    tables, problems = change("sharding", edit)
+def test_a_damaged_file_is_named_and_its_table_says_not_measured(tmp_path, edit):
+    tables, problems = change(tmp_path, "sharding", edit)
     assert tables["scaling"].startswith("*Not measured: `sharding.json` is missing or damaged")
     assert len(problems) == 1
     assert problems[0].startswith("sharding.json is not used for the table 'scaling': ")

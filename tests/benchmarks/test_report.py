@@ -31,22 +31,17 @@ class Measured(Source):
         return "paired"
 
 
-@pytest.fixture
-def source(tmp_path):
+def source(tmp_path, groups: dict[str, dict[int, float]], data: dict | None = None) -> Source:
     """Results of groups, given as values by seed."""
-
-    def make(groups: dict[str, dict[int, float]], data: dict | None = None) -> Source:
-        results = Results(tmp_path)
-        for group, values in groups.items():
-            for seed, value in values.items():
-                content = {"name": f"{group}-seed{seed}", "group": group, "seed": seed, "digest": ""}
-                content |= {"metrics": {"eval_accuracy": value, "eval_loss": 1 - value}, "device": "one core"}
-                content |= {"versions": {"torch": "2.0"}, "commit": "abc-modified" if seed == 7 else "abc"}
-                content |= {"core_minutes": 2.0, "data": data or {"name": "ylecun/mnist", "encoding": "PNG"}}
-                results.write(content)
-        return Measured.read(results, [])
-
-    return make
+    results = Results(tmp_path)
+    for group, values in groups.items():
+        for seed, value in values.items():
+            content = {"name": f"{group}-seed{seed}", "group": group, "seed": seed, "digest": ""}
+            content |= {"metrics": {"eval_accuracy": value, "eval_loss": 1 - value}, "device": "one core"}
+            content |= {"versions": {"torch": "2.0"}, "commit": "abc-modified" if seed == 7 else "abc"}
+            content |= {"core_minutes": 2.0, "data": data or {"name": "ylecun/mnist", "encoding": "PNG"}}
+            results.write(content)
+    return Measured.read(results, [])
 
 
 def cells(text: str) -> dict[str, dict[str, str]]:
@@ -122,8 +117,8 @@ TWO, PAIRS = {"a": {0: 0.9, 1: 0.8}}, {"a": {0: 0.5, 1: 0.52}, "b": {0: 0.4, 1: 
         (["a - b", "a - c"], PAIRS, "a-seed0", {}, ["`b`: +10.00", "`c`: -20.00", " 2 runs on one core"]),
     ],
 )
-def test_notes_and_columns_name_what_differs_between_runs(source, rows, groups, run, changes, texts):
-    measured = source(groups)
+def test_notes_and_columns_name_what_differs_between_runs(tmp_path, rows, groups, run, changes, texts):
+    measured = source(tmp_path, groups)
     measured.results.runs[run] |= changes
     columns = {"accuracy %": "eval_accuracy", "core-minutes": "core_minutes", "x": "other"}
     text = render(Table("name", "README.md", rows, columns), measured)
@@ -165,38 +160,41 @@ def test_check_fails_if_a_file_is_not_what_the_results_say_a_card_has_none_or_a_
     assert "Rule of pages: it is long" in capsys.readouterr().err
 
 
-def test_a_row_has_mean_deviation_and_number_of_seeds(source):
-    row = cells(render(table("a"), source({"a": {0: 0.90, 1: 0.92, 2: 0.97}})))["a"]
+def test_a_row_has_mean_deviation_and_number_of_seeds(tmp_path):
+    row = cells(render(table("a"), source(tmp_path, {"a": {0: 0.90, 1: 0.92, 2: 0.97}})))["a"]
     deviation = 100 * statistics.stdev([0.90, 0.92, 0.97])
     assert row == {"run": "`a`", "accuracy %": f"93.00 ± {deviation:.2f}", "seeds": "3"}
 
 
-def test_a_published_number_stands_beside_its_difference_and_interval(source):
+def test_a_published_number_stands_beside_its_difference_and_interval(tmp_path):
     values = [0.99, 0.992, 0.985]
     groups = {"mnist-lenet5-plain": dict(enumerate(values)), "mnist-lenet5-plain-short": {0: 0.9}}
-    rows, half = cells(render(table(*groups), source(groups))), T_QUANTILE * 100 * statistics.stdev(values) / 3**0.5
+    rows, half = (
+        cells(render(table(*groups), source(tmp_path, groups))),
+        T_QUANTILE * 100 * statistics.stdev(values) / 3**0.5,
+    )
     found = rows["mnist-lenet5-plain"]
     assert found["published"] == "99.1 ± 0.05 %"
     assert found["measured minus published"] == f"-0.20 ({-0.2 - half:+.2f} to {-0.2 + half:+.2f})"
     assert rows["mnist-lenet5-plain-short"]["published"] == ""  # with other settings
 
 
-def test_runs_are_compared_in_pairs_on_the_seeds_that_both_have(source):
+def test_runs_are_compared_in_pairs_on_the_seeds_that_both_have(tmp_path):
     groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {2: 0.8, 0: 0.41, 1: 0.59}}
     half = T_QUANTILE * statistics.stdev([9.0, 11.0, 10.0]) / math.sqrt(3)
     interval = f"+10.00 ({10 - half:+.2f} to {10 + half:+.2f})"
-    assert cells(render(table("a - b"), source(groups)))["a"]["minus `b`"] == interval
+    assert cells(render(table("a - b"), source(tmp_path, groups)))["a"]["minus `b`"] == interval
     groups = {"a": groups["a"] | {7: 0.1}, "b": groups["b"] | {9: 0.9}}
-    row = cells(render(table("a - b"), source(groups)))["a"]
+    row = cells(render(table("a - b"), source(tmp_path, groups)))["a"]
     assert (row["minus `b`"], row["verdict"]) == (f"{interval}, seeds 0, 1, 2", "better")
-    row = cells(render(table("c - d"), source({"c": {0: 0.5, 1: 0.7}, "d": {5: 0.3, 6: 0.5}})))["c"]
+    row = cells(render(table("c - d"), source(tmp_path, {"c": {0: 0.5, 1: 0.7}, "d": {5: 0.3, 6: 0.5}})))["c"]
     assert row["minus `d`"] == "no common seed"
     assert "verdict" not in row
 
 
-def test_p_values_are_corrected_within_a_table_with_planned_tests_without_results(source):
+def test_p_values_are_corrected_within_a_table_with_planned_tests_without_results(tmp_path):
     groups = {"a": {0: 0.5, 1: 0.7, 2: 0.9}, "b": {0: 0.41, 1: 0.59, 2: 0.8}, "c": {0: 0.51, 1: 0.69, 2: 0.95}}
-    found = source(groups)
+    found = source(tmp_path, groups)
     alone, both = compare_rows(table("a - b"), found), compare_rows(table("a - b", "c - b"), found)
     assert alone[0].corrected["paired"] == alone[0].p_value("paired")
     assert [row.corrected["welch"] for row in both] == holm([row.p_value("welch") for row in both])
@@ -206,16 +204,16 @@ def test_p_values_are_corrected_within_a_table_with_planned_tests_without_result
 
 
 @pytest.mark.parametrize(("name", "other"), [("data_hash", "1f"), ("threads", 2), ("processor", "family 7")])
-def test_runs_are_alike_if_only_one_has_a_fact_recorded(source, name, other):
-    measured = source({"a": {0: 0.5, 1: 0.6}, "b": {0: 0.4, 1: 0.7}})
+def test_runs_are_alike_if_only_one_has_a_fact_recorded(tmp_path, name, other):
+    measured = source(tmp_path, {"a": {0: 0.5, 1: 0.6}, "b": {0: 0.4, 1: 0.7}})
     measured.results.runs["a-seed0"][name] = "1e"
     assert "Compared with runs of other" not in render(table("b", "a - b"), measured)
     measured.results.runs["b-seed0"][name] = other
     assert "copies of the data: `a`." in render(table("b", "a - b"), measured)
 
 
-def test_the_accuracy_of_the_last_epochs_is_that_of_the_history(source):
-    measured = source({"a": {0: 0.9}})
+def test_the_accuracy_of_the_last_epochs_is_that_of_the_history(tmp_path):
+    measured = source(tmp_path, {"a": {0: 0.9}})
     measured.results.runs["a-seed0"]["history"] = {"eval_accuracy": [0.1, 0.2, 0.3, 0.4, 0.6]}
     assert measured.values("a", "eval_accuracy_last_quarter") == {0: pytest.approx(0.5)}
 
@@ -234,17 +232,15 @@ QUEUED = Entry("mnist", 1, "classification", ["spherization/mnist-lenet5-plain"]
         ({}, [], "`hf-sphere train classification --config spherization/<run>`"),
     ],
 )
-def test_results_of_no_entry_are_not_reported_and_a_missing_run_has_its_command(
-    source, tmp_path, values, entries, command
-):
-    source({"mnist-lenet5-plain": values})
+def test_results_of_no_entry_are_not_reported_and_a_missing_run_has_its_command(tmp_path, values, entries, command):
+    source(tmp_path, {"mnist-lenet5-plain": values})
     text = render(table("mnist-lenet5-plain"), Source.read(Results.read(tmp_path), entries))
     assert "accuracy %" not in cells(text)["mnist-lenet5-plain"]
     assert command in text
 
 
-def test_a_run_that_diverged_is_named(source):
-    measured = source({"a": {0: 0.9, 1: 0.8}})
+def test_a_run_that_diverged_is_named(tmp_path):
+    measured = source(tmp_path, {"a": {0: 0.9, 1: 0.8}})
     measured.results.runs["a-seed1"] |= {"metrics": {}, "diverged": "the loss is not finite"}
     text = render(table("a"), measured)
     assert cells(text)["a"]["accuracy %"] == "90.00"

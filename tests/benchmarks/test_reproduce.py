@@ -25,24 +25,19 @@ PLAIN, SPHERIZED = "spherization/digits-lenet5-plain", "spherization/digits-lene
 USUAL = {"priority": 1, "task": "classification", "configs": [PLAIN], "minutes": 1}
 
 
-@pytest.fixture
-def queue(tmp_path):
+def queue(tmp_path, *entries: dict) -> Path:
     """Writes entries to a file, with defaults, and returns its path."""
-
-    def write(*entries: dict) -> Path:
-        path = tmp_path / "queue.yaml"
-        path.write_text(yaml.safe_dump([{"entry": f"entry{n}", **USUAL, **row} for n, row in enumerate(entries)]))
-        return path
-
-    return write
+    path = tmp_path / "queue.yaml"
+    path.write_text(yaml.safe_dump([{"entry": f"entry{n}", **USUAL, **row} for n, row in enumerate(entries)]))
+    return path
 
 
 @pytest.fixture
-def only(queue):
+def only(tmp_path):
     """The single run of an entry."""
 
     def read(**entry) -> PlannedRun:
-        (run,) = plan(read_queue(queue(entry))[0])
+        (run,) = plan(read_queue(queue(tmp_path, entry))[0])
         return run
 
     return read
@@ -76,15 +71,15 @@ def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> di
         ({"configs": [SPHERIZED], "overrides": {"head_kwargs.scalng": 1}}, "unknown option 'scalng'.* mean scaling"),
     ],
 )
-def test_a_wrong_entry_is_an_error_that_names_it(queue, entry, message):
+def test_a_wrong_entry_is_an_error_that_names_it(tmp_path, entry, message):
     with pytest.raises(QueueError, match=message):
-        read_queue(queue(entry))
+        read_queue(queue(tmp_path, entry))
 
 
-def test_entries_are_in_order_of_priority_and_each_seed_of_all_configurations_before_the_next(queue):
-    entries = read_queue(queue({"priority": 3}, {"priority": 1, "label": "b"}, {"priority": 2, "label": "c"}))
+def test_entries_are_in_order_of_priority_and_each_seed_of_all_configurations_before_the_next(tmp_path):
+    entries = read_queue(queue(tmp_path, {"priority": 3}, {"priority": 1, "label": "b"}, {"priority": 2, "label": "c"}))
     assert [entry.entry for entry in entries] == ["entry1", "entry2", "entry0"]
-    (entry,) = read_queue(queue({"configs": [PLAIN, SPHERIZED], "first_seed": 5, "seeds": 2}))
+    (entry,) = read_queue(queue(tmp_path, {"configs": [PLAIN, SPHERIZED], "first_seed": 5, "seeds": 2}))
     stems = ["digits-lenet5-plain", "digits-lenet5-spherized"]
     assert [run.name for run in plan(entry)] == [f"{stem}-seed{seed}" for seed in (5, 6) for stem in stems]
 
@@ -111,19 +106,19 @@ def test_the_digest_changes_with_the_numerics_of_the_task_and_not_with_arguments
     assert only().digest() != before
 
 
-def test_a_finished_run_is_done_and_one_of_other_settings_is_stale(queue, tmp_path):
-    entries, results = read_queue(queue({})), Results(tmp_path)
+def test_a_finished_run_is_done_and_one_of_other_settings_is_stale(tmp_path):
+    entries, results = read_queue(queue(tmp_path, {})), Results(tmp_path)
     (run,) = plan(entries[0])
     assert results.state(run, entries) == "missing"
     finish(results, run, eval_accuracy=0.9)
     assert (Results.read(tmp_path).state(run, entries), results.stale(entries)) == ("done", [])
-    changed = read_queue(queue({"overrides": {"learning_rate": 0.5}}))
+    changed = read_queue(queue(tmp_path, {"overrides": {"learning_rate": 0.5}}))
     assert results.state(plan(changed[0])[0], changed) == "stale"
-    assert results.stale(changed) == results.stale(read_queue(queue({"label": "other"}))) == [run.name]
+    assert results.stale(changed) == results.stale(read_queue(queue(tmp_path, {"label": "other"}))) == [run.name]
 
 
-def test_damaged_and_misnamed_results_are_named_and_the_others_used(queue, tmp_path):
-    runs = plan(read_queue(queue({"seeds": 2}))[0])
+def test_damaged_and_misnamed_results_are_named_and_the_others_used(tmp_path):
+    runs = plan(read_queue(queue(tmp_path, {"seeds": 2}))[0])
     results = Results(tmp_path)
     for run in runs:
         finish(results, run, eval_accuracy=0.9)
@@ -139,9 +134,9 @@ def test_damaged_and_misnamed_results_are_named_and_the_others_used(queue, tmp_p
     assert "has the results of digits-lenet5-plain-seed0" in read.problems[2]
 
 
-def test_a_tuning_without_the_selection_metric_is_an_error(queue, tmp_path):
+def test_a_tuning_without_the_selection_metric_is_an_error(tmp_path):
     tuning = {"entry": "tune", "label": "tuning", "grid": {"learning_rate": [0.1]}}
-    entries = read_queue(queue(tuning, {"tuned_by": "tune", "priority": 2}))
+    entries = read_queue(queue(tmp_path, tuning, {"tuned_by": "tune", "priority": 2}))
     results = Results(tmp_path)
     finish(results, plan(entries[0])[0], eval_accuracy=0.9)
     with pytest.raises(QueueError, match="has no validation_accuracy; it has eval_accuracy"):
@@ -149,10 +144,10 @@ def test_a_tuning_without_the_selection_metric_is_an_error(queue, tmp_path):
 
 
 @pytest.mark.parametrize("metric", ["validation_accuracy", "validation_loss"])
-def test_tuned_runs_wait_for_the_tuning_and_get_its_best_values(queue, tmp_path, metric):
+def test_tuned_runs_wait_for_the_tuning_and_get_its_best_values(tmp_path, metric):
     tuning = {"priority": 1, "label": "tuning", "grid": {"learning_rate": [0.1, 0.2, 0.3]}, "seeds": 2}
     tuned = {"priority": 2, "tuned_by": "tune", "selection_metric": metric}
-    entries = read_queue(queue({**tuning, "entry": "tune"}, tuned))
+    entries = read_queue(queue(tmp_path, {**tuning, "entry": "tune"}, tuned))
     (run,) = plan(entries[1])
     results = Results(tmp_path)
     # 0.2 has the best single value, 0.1 the best mean, and 0.3 diverged once.
@@ -168,10 +163,10 @@ def test_tuned_runs_wait_for_the_tuning_and_get_its_best_values(queue, tmp_path,
     assert results.tuned(run, entries) == {"learning_rate": 0.1}
 
 
-def test_each_value_of_a_grid_of_its_own_is_tuned_separately(queue, tmp_path):
+def test_each_value_of_a_grid_of_its_own_is_tuned_separately(tmp_path):
     own = {"configs": [SPHERIZED], "grid": {"head_kwargs.scaling": [1.0, 2.0]}}
     tuning = {**own, "entry": "tune", "label": "tuning", "grid": {"learning_rate": [0.1, 0.2], **own["grid"]}}
-    entries = read_queue(queue(tuning, {**own, "tuned_by": "tune", "priority": 2}))
+    entries = read_queue(queue(tmp_path, tuning, {**own, "tuned_by": "tune", "priority": 2}))
     results = Results(tmp_path)
     for candidate in plan(entries[0]):
         best = {1.0: 0.1, 2.0: 0.2}[candidate.grid["head_kwargs.scaling"]]
@@ -179,8 +174,8 @@ def test_each_value_of_a_grid_of_its_own_is_tuned_separately(queue, tmp_path):
     assert [results.tuned(run, entries)["learning_rate"] for run in plan(entries[1])] == [0.1, 0.2]
 
 
-def test_a_second_queue_takes_other_runs(queue, tmp_path):
-    entries = read_queue(queue({"configs": [PLAIN, SPHERIZED]}))
+def test_a_second_queue_takes_other_runs(tmp_path):
+    entries = read_queue(queue(tmp_path, {"configs": [PLAIN, SPHERIZED]}))
     first, second = (Results(tmp_path), Results(tmp_path))
     taken, other = plan(entries[0])
     lock = first.lock(taken)
@@ -213,9 +208,9 @@ def run_queue(tmp_path, monkeypatch):
 
 
 def test_runs_that_another_queue_has_locked_are_named_and_entries_of_another_device_left_out(
-    queue, run_queue, tmp_path, capsys
+    run_queue, tmp_path, capsys
 ):
-    entries = read_queue(queue({"device": "gpu"}, {"label": "b"}))
+    entries = read_queue(queue(tmp_path, {"device": "gpu"}, {"label": "b"}))
     with Results(tmp_path).lock(plan(entries[1])[0]):
         assert list(run_queue(entries).results.runs) == []
     assert "in progress in another queue: digits-lenet5-plain-b-seed0." in capsys.readouterr().out

@@ -53,12 +53,8 @@ def runs(backbones, tmp_path_factory) -> frozen.FrozenRuns:
     return frozen.FrozenRuns(files, positions, source, digits, "label")
 
 
-@pytest.fixture
-def arm(backbones):
-    def make(head: str, index: int = 0, **options):
-        return make_arm(head, {"head": head, "backbone": backbones[index], "embedding_dim": 8, **options}, 3e-3)
-
-    return make
+def arm(backbones, head: str, index: int = 0, **options):
+    return make_arm(head, {"head": head, "backbone": backbones[index], "embedding_dim": 8, **options}, 3e-3)
 
 
 def test_standardized_features_have_mean_0_and_the_deviation_1_of_the_training_rows():
@@ -88,8 +84,8 @@ def test_cached_features_are_those_of_the_backbone(runs, backbones, index):
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("head", ["softmax", "arcface"])
-def test_the_saved_model_has_the_logits_of_the_trained_head(runs, arm, tmp_path, head, index):
-    parts, own = DIVISION.of_seed(0), arm(head, index)
+def test_the_saved_model_has_the_logits_of_the_trained_head(runs, backbones, tmp_path, head, index):
+    parts, own = DIVISION.of_seed(0), arm(backbones, head, index)
     trained = runs.train(own, SETTING, parts, seed=0, epochs=2).eval()
     expected = runs.outputs(trained, own, parts.test, torch.arange(10)).logits
     runs.save(own, SETTING, parts, epochs=2, folder=tmp_path / "model")
@@ -104,11 +100,11 @@ def test_the_saved_model_has_the_logits_of_the_trained_head(runs, arm, tmp_path,
     assert [*model.config.id2label.values()] == [str(digit) for digit in range(10)]
 
 
-def test_the_saved_model_has_only_the_classes_and_images_that_were_not_left_out(runs, arm, tmp_path):
+def test_the_saved_model_has_only_the_classes_and_images_that_were_not_left_out(runs, backbones, tmp_path):
     parts, splits = Division("train", "test", left_out=0.2, label="label").of_seed(0), load_splits("digits")
-    runs.save(arm("softmax"), SETTING, parts, epochs=1, folder=tmp_path / "model")
+    runs.save(arm(backbones, "softmax"), SETTING, parts, epochs=1, folder=tmp_path / "model")
     names = json.loads((tmp_path / "model" / "config.json").read_text())["id2label"]
-    test = runs.select(arm("softmax"), parts.test)[1]
+    test = runs.select(arm(backbones, "softmax"), parts.test)[1]
     assert sorted(names.values()) == sorted(str(label) for label in test.unique().tolist())
     assert len(names) == 8
     record = DataRecord.read(tmp_path / "model")
@@ -117,17 +113,17 @@ def test_the_saved_model_has_only_the_classes_and_images_that_were_not_left_out(
         assert sorted(record.ids[key].tolist()) == sorted(expected.tolist())
 
 
-def test_a_run_is_the_same_twice_and_leaves_the_random_numbers_of_the_process(runs, arm):
+def test_a_run_is_the_same_twice_and_leaves_the_random_numbers_of_the_process(runs, backbones):
     before, parts = torch.get_rng_state(), DIVISION.of_seed(0)
-    found = [runs.run(arm("vmf"), SETTING, parts, seed=3, epochs=3) for _ in range(2)]
+    found = [runs.run(arm(backbones, "vmf"), SETTING, parts, seed=3, epochs=3) for _ in range(2)]
     torch.testing.assert_close(found[0].known, found[1].known, rtol=0, atol=0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_softmax_head_is_as_accurate_as_logistic_regression(runs, arm):
+def test_a_softmax_head_is_as_accurate_as_logistic_regression(runs, backbones):
     from sklearn.linear_model import LogisticRegression
 
-    own, parts = arm("softmax", embedding_dim=64), DIVISION.of_seed(0)
+    own, parts = arm(backbones, "softmax", embedding_dim=64), DIVISION.of_seed(0)
     (train, labels), (test, targets) = runs.select(own, parts.train), runs.select(own, parts.test)
     mean, deviation = train.double().mean(0), train.double().std(0).clamp_min(1e-12)
     plain = LogisticRegression(max_iter=300).fit((train - mean) / deviation, labels)
@@ -137,10 +133,10 @@ def test_a_softmax_head_is_as_accurate_as_logistic_regression(runs, arm):
     assert accuracy > 85
 
 
-def test_left_out_classes_are_tested_apart_and_an_arm_that_diverges_has_no_values(runs, arm):
+def test_left_out_classes_are_tested_apart_and_an_arm_that_diverges_has_no_values(runs, backbones):
     parts = Division("train", "test", left_out=0.2, label="label").of_seed(0)
-    assert runs.run(arm("softmax"), {"learning_rate": 1e30}, parts, seed=0, epochs=5) is None
-    evaluated = runs.run(arm("cosine"), SETTING, parts, seed=0, epochs=2)
+    assert runs.run(arm(backbones, "softmax"), {"learning_rate": 1e30}, parts, seed=0, epochs=5) is None
+    evaluated = runs.run(arm(backbones, "cosine"), SETTING, parts, seed=0, epochs=2)
     assert evaluated.known.logits.shape[1] == 8
     assert int(evaluated.known.labels.max()) == 7
     assert {*evaluated.unseen.ids.tolist()}.isdisjoint(evaluated.known.ids.tolist())
@@ -148,8 +144,8 @@ def test_left_out_classes_are_tested_apart_and_an_arm_that_diverges_has_no_value
     assert int(evaluated.unseen.labels.min()) >= 8
 
 
-def test_scores_of_a_backbone_are_those_of_its_features(runs, arm):
-    own, parts = arm("softmax", 1), DIVISION.of_seed(0)
+def test_scores_of_a_backbone_are_those_of_its_features(runs, backbones):
+    own, parts = arm(backbones, "softmax", 1), DIVISION.of_seed(0)
     (train, labels), (test, targets) = (map(np.asarray, runs.select(own, part)) for part in parts[:2])
     train, test = (each / np.linalg.norm(each.astype(float), axis=1, keepdims=True) for each in (train, test))
     nearest = labels[np.argsort(-test @ train.T)[:, :5]]
@@ -161,8 +157,8 @@ def test_scores_of_a_backbone_are_those_of_its_features(runs, arm):
     assert scores["recall_at_1"] == pytest.approx(100 * np.mean(targets[within.argmax(1)] == targets), abs=0.6)
 
 
-def test_an_undefined_score_of_a_backbone_is_left_out(runs, arm, monkeypatch):
-    own, parts = arm("softmax"), DIVISION.of_seed(0)
+def test_an_undefined_score_of_a_backbone_is_left_out(runs, backbones, monkeypatch):
+    own, parts = arm(backbones, "softmax"), DIVISION.of_seed(0)
     labels = runs.select(own, parts.test)[1].tolist()
     first = torch.tensor([labels.index(label) for label in range(10)])  # one image per class
     monkeypatch.setitem(runs.positions, parts.test, runs.positions[parts.test][first])
@@ -175,8 +171,8 @@ def make_study(runs, arm, folder, metric: str = "accuracy") -> Study:
     return Study(runs, [arm], DIVISION, plan, epochs=1, folder=folder)
 
 
-def test_trials_are_kept_and_not_repeated(runs, arm, tmp_path, monkeypatch):
-    own = arm("softmax", grid={"learning_rate": [0.01, 0.03]})
+def test_trials_are_kept_and_not_repeated(runs, backbones, tmp_path, monkeypatch):
+    own = arm(backbones, "softmax", grid={"learning_rate": [0.01, 0.03]})
     study = make_study(runs, own, tmp_path)
     tuned = study.tune(own)
     lines = (tmp_path / "trials.jsonl").read_text()
@@ -185,8 +181,10 @@ def test_trials_are_kept_and_not_repeated(runs, arm, tmp_path, monkeypatch):
     assert (tmp_path / "trials.jsonl").read_text().startswith(lines)
 
 
-def test_the_outcomes_of_a_run_have_the_mean_of_its_value(runs, arm, tmp_path):
-    make_study(runs, arm("softmax"), tmp_path, "calibration_error").run(arm("softmax"), SETTING, 0)
+def test_the_outcomes_of_a_run_have_the_mean_of_its_value(runs, backbones, tmp_path):
+    make_study(runs, arm(backbones, "softmax"), tmp_path, "calibration_error").run(
+        arm(backbones, "softmax"), SETTING, 0
+    )
     _, result = json.loads((tmp_path / "trials.jsonl").read_text())
     assert statistics.fmean(result["outcomes"]) == pytest.approx(result["values"]["calibration_error"], abs=1e-9)
     assert {*result["ids"]} == {row % BLOCKS for row in runs.positions["test"].tolist()}

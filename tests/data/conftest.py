@@ -1,13 +1,10 @@
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import datasets
-import numpy as np
 import pytest
-from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
-from PIL import Image as PILImage
+from datasets import Dataset, DatasetDict
 
 from hf_sphere.data import (
     ImageData,
@@ -27,41 +24,6 @@ def _home_stays_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep every cache, of `datasets` and of ours, below `tmp_path`."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf_datasets")
     monkeypatch.setattr(decoding, "HF_HOME", str(tmp_path / "hf_home"))
-
-
-def _encode(image: np.ndarray | PILImage.Image, file_format: str = "PNG", **options) -> bytes:
-    buffer = io.BytesIO()
-    picture = PILImage.fromarray(image) if isinstance(image, np.ndarray) else image
-    picture.save(buffer, file_format, **options)
-    return buffer.getvalue()
-
-
-@pytest.fixture
-def encode() -> Callable[..., bytes]:
-    """Encode an array or PIL image, as PNG by default."""
-    return _encode
-
-
-@pytest.fixture
-def make_dataset() -> Callable[..., Dataset]:
-    """Make a dataset of images (arrays, PIL images, encoded bytes or None) and labels."""
-
-    def make(
-        images: Sequence,
-        labels: Sequence | None = None,
-        *,
-        feature=None,
-        image_column: str = "image",
-        label_column: str = "label",
-    ) -> Dataset:
-        labels = [0] * len(images) if labels is None else list(labels)
-        feature = feature or ClassLabel(num_classes=max(labels, default=0) + 1)
-        plain = [image if isinstance(image, bytes | None) else _encode(image) for image in images]
-        cells = [None if image is None else {"bytes": image, "path": None} for image in plain]
-        features = Features({image_column: Image(), label_column: feature})
-        return Dataset.from_dict({image_column: cells, label_column: labels}, features=features)
-
-    return make
 
 
 @pytest.fixture

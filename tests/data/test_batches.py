@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from made_up_images import make_dataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -188,7 +189,7 @@ def test_pixels_are_scaled_to_one_and_normalized_per_channel(channels):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_and_what_they_augment_equal_those_in_memory_bit_for_bit(num_workers, make_dataset, tmp_path):
+def test_batches_and_what_they_augment_equal_those_in_memory_bit_for_bit(num_workers, tmp_path):
     encoded = EncodedImages(make_dataset(list(noise(23, 6, 5, 3).numpy())), "image", ImageShape(3, 6, 5))
     images, _ = decode_all(encoded, cache_dir=tmp_path / "decoded", progress=False)
     augmentation, labels = Augmentation(crop_padding=2, alternating_flip=True, rotation=30.0), torch.arange(23)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Value
 from hypothesis import given, strategies as st
-from made_up_images import ANIMALS, RAW, SMALL, both_sizes, noise
+from made_up_images import ANIMALS, RAW, SMALL, both_sizes, make_dataset, noise
 from scipy.stats import chisquare
 
 from hf_sphere.data import ImageData, ImagesFromDisk, ImagesInMemory
@@ -88,22 +88,17 @@ class TestLabels:
 class TestDatasetLabels:
     COUNT = 120
 
-    @pytest.fixture
-    def load_animals(self, make_dataset, load):
+    def load_animals(self, load, size=SMALL, **options) -> ImageData:
         """Load images of six animals in turn; the test split has different images."""
-
-        def load_them(size=SMALL, **options) -> ImageData:
-            classes = [row % 6 for row in range(self.COUNT)]
-            feature = ClassLabel(names=ANIMALS)
-            train = make_dataset(list(noise(self.COUNT, *size)), classes, feature=feature)
-            return load(train, make_dataset(list(noise(30, *size, seed=1)), classes[:30], feature=feature), **options)
-
-        return load_them
+        classes = [row % 6 for row in range(self.COUNT)]
+        feature = ClassLabel(names=ANIMALS)
+        train = make_dataset(list(noise(self.COUNT, *size)), classes, feature=feature)
+        return load(train, make_dataset(list(noise(30, *size, seed=1)), classes[:30], feature=feature), **options)
 
     @both_sizes
-    def test_only_training_images_get_noisy_labels_by_their_fraction(self, size, load_animals, caplog):
+    def test_only_training_images_get_noisy_labels_by_their_fraction(self, size, load, caplog):
         with caplog.at_level(logging.INFO, logger="hf_sphere"):
-            data = load_animals(size, label_noise=0.5, validation_fraction=0.25, max_train_samples=80)
+            data = self.load_animals(load, size, label_noise=0.5, validation_fraction=0.25, max_train_samples=80)
         trained = labels(data.train)
         wrong = sum(label != row % 6 for row, label in trained.items())
         assert (len(trained), 20 <= wrong <= 30) == (60, True)
@@ -111,30 +106,30 @@ class TestDatasetLabels:
         for batches in (data.validation, data.evaluation):
             assert all(label == row % 6 for row, label in labels(batches).items())
 
-    def test_the_noise_is_that_of_its_seed_by_default_that_of_training_and_independent_of_other_images(
-        self, load_animals
-    ):
+    def test_the_noise_is_that_of_its_seed_by_default_that_of_training_and_independent_of_other_images(self, load):
         options = {"label_noise": 1.0, "corruption_seed": 7, "validation_fraction": 0.25}
-        first, second = (labels(load_animals(seed=seed, **options).train) for seed in (0, 1))
+        first, second = (labels(self.load_animals(load, seed=seed, **options).train) for seed in (0, 1))
         shared = first.keys() & second.keys()
         assert 60 <= len(shared) < 90
         assert all(first[row] == second[row] for row in shared)
         sharing = [{"seed": 9, "process_index": i, "num_processes": 3} for i in range(3)]
         options = [{}, {"seed": 9}, {"corruption_seed": 9}, *sharing]
-        plain, other, given, *parts = (labels(load_animals(label_noise=1.0, **each).train) for each in options)
+        plain, other, given, *parts = (
+            labels(self.load_animals(load, label_noise=1.0, **each).train) for each in options
+        )
         assert plain != other == given == {row: label for part in parts for row, label in part.items()}
 
-    def test_retrieval_noise_uses_the_training_classes(self, load_animals):
-        data = load_animals(task="retrieval", train_classes=4, label_noise=1.0)
+    def test_retrieval_noise_uses_the_training_classes(self, load):
+        data = self.load_animals(load, task="retrieval", train_classes=4, label_noise=1.0)
         assert data.class_names == ANIMALS[:4]
         assert data.train.labels.unique().tolist() == [0, 1, 2, 3]
         # Rows of the test split come after those of the training split, and 120 is a multiple of six.
         assert sum(label != row % 6 for row, label in labels(data.train).items()) > 30
         assert all(label == row % 6 - 4 for row, label in labels(data.evaluation).items())
 
-    def test_regression_labels_are_unchanged(self, load_animals):
-        plain = load_animals(task="joint", computed_value="slant")
-        noisy = load_animals(task="joint", computed_value="slant", label_noise=1.0)
+    def test_regression_labels_are_unchanged(self, load):
+        plain = self.load_animals(load, task="joint", computed_value="slant")
+        noisy = self.load_animals(load, task="joint", computed_value="slant", label_noise=1.0)
         assert torch.equal(plain.train.regression_labels, noisy.train.regression_labels)
         assert not torch.equal(plain.train.labels, noisy.train.labels)
 
@@ -143,7 +138,7 @@ class TestPixels:
     @pytest.mark.parametrize("kind", ["per_image", "shared"])
     @pytest.mark.parametrize("channels", [1, 3])
     @both_sizes
-    def test_shuffling_permutes_pixels_and_keeps_channels_together(self, size, channels, kind, make_dataset, load):
+    def test_shuffling_permutes_pixels_and_keeps_channels_together(self, size, channels, kind, load):
         shape = (*size, 3) if channels == 3 else size
         images = noise(9, *shape)
         data = load(make_dataset(list(images)), **RAW, shuffled_pixels=kind)
@@ -156,9 +151,7 @@ class TestPixels:
 
     @pytest.mark.parametrize(("kind", "count"), [("per_image", 16), ("shared", 1)])
     @both_sizes
-    def test_each_image_of_both_splits_has_its_own_permutation_or_all_have_one(
-        self, size, kind, count, make_dataset, load
-    ):
+    def test_each_image_of_both_splits_has_its_own_permutation_or_all_have_one(self, size, kind, count, load):
         data = load(make_dataset([places(size)] * 8), **RAW, shuffled_pixels=kind, validation_fraction=0.5)
         parts = [pixels(batches) for batches in (data.train, data.validation, data.evaluation)]
         assert len({image.numpy().tobytes() for part in parts for image in part.values()}) == count
@@ -166,7 +159,7 @@ class TestPixels:
 
     @pytest.mark.parametrize("kind", ["per_image", "shared"])
     @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_streamed_and_in_memory_pixels_agree(self, num_workers, kind, make_dataset, load, monkeypatch):
+    def test_streamed_and_in_memory_pixels_agree(self, num_workers, kind, load, monkeypatch):
         dataset = make_dataset(list(noise(9, *SMALL, 3)))
         options = RAW | {"shuffled_pixels": kind, "max_train_samples": 7}
         memory = load(dataset, **options)
@@ -197,7 +190,7 @@ class TestPixels:
         for place in moved.unbind(1):
             assert chisquare(torch.bincount(place, minlength=8)).pvalue > 0.0001
 
-    def test_augmentation_is_applied_after_corruption_which_values_and_the_cache_do_not_have(self, make_dataset, load):
+    def test_augmentation_is_applied_after_corruption_which_values_and_the_cache_do_not_have(self, load):
         dataset = make_dataset(list(noise(9, *SMALL)))
         options = RAW | {"shuffled_pixels": "per_image"}
         shuffled, mirrored = load(dataset, **options), load(dataset, **options, horizontal_flip=True)
@@ -212,23 +205,18 @@ class TestPixels:
 
 
 class TestClasses:
-    @pytest.fixture
-    def animals(self, make_dataset):
+    def animals(self, names=ANIMALS * 2, *, size=SMALL, feature=None, seed=0):
         """Make a split of two images of each animal, or of the given animals."""
-
-        def make(names=ANIMALS * 2, *, size=SMALL, feature=None, seed=0):
-            values = names if feature is not None else [ANIMALS.index(name) for name in names]
-            return make_dataset(
-                list(noise(len(names), *size, seed=seed)), values, feature=feature or ClassLabel(names=ANIMALS)
-            )
-
-        return make
+        values = names if feature is not None else [ANIMALS.index(name) for name in names]
+        return make_dataset(
+            list(noise(len(names), *size, seed=seed)), values, feature=feature or ClassLabel(names=ANIMALS)
+        )
 
     @pytest.mark.parametrize("feature", [None, Value("string")])
     @both_sizes
     @pytest.mark.parametrize("count", [2, 4, 6])
-    def test_sampled_classes_keep_all_images_and_are_numbered_in_order(self, count, size, feature, animals, load):
-        data = load(animals(size=size, feature=feature), **RAW, sample_classes=count)
+    def test_sampled_classes_keep_all_images_and_are_numbered_in_order(self, count, size, feature, load):
+        data = load(self.animals(size=size, feature=feature), **RAW, sample_classes=count)
         assert len(data.class_names) == count
         assert data.class_names == data.eval_class_names == sorted(data.class_names)
         for batches in (data.train, data.evaluation):
@@ -245,35 +233,35 @@ class TestClasses:
         assert drawn == sorted(set(drawn))
         assert set(drawn) <= set(range(count))
 
-    def test_classes_are_sampled_uniformly_by_the_corruption_seed_alone(self, animals, load):
+    def test_classes_are_sampled_uniformly_by_the_corruption_seed_alone(self, load):
         draws = [Corruption(sample_classes=3, seed=seed).draw_classes(10) for seed in range(2000)]
         assert chisquare(torch.bincount(torch.cat(draws))).pvalue > 0.001
-        first, second = (load(animals(), sample_classes=2, corruption_seed=0, seed=seed) for seed in (0, 1))
+        first, second = (load(self.animals(), sample_classes=2, corruption_seed=0, seed=seed) for seed in (0, 1))
         assert first.class_names == second.class_names
 
-    def test_noise_values_and_a_subset_of_images_are_those_of_the_sampled_classes(self, animals, load):
-        data = load(animals(ANIMALS * 20), sample_classes=3, label_noise=1.0)
+    def test_noise_values_and_a_subset_of_images_are_those_of_the_sampled_classes(self, load):
+        data = load(self.animals(ANIMALS * 20), sample_classes=3, label_noise=1.0)
         assert data.train.labels.unique().tolist() == [0, 1, 2]
-        data = load(animals(ANIMALS * 9), sample_classes=3, max_train_samples=20, validation_fraction=0.25)
+        data = load(self.animals(ANIMALS * 9), sample_classes=3, max_train_samples=20, validation_fraction=0.25)
         assert (data.train.num_examples, data.validation.num_examples) == (15, 5)
         assert data.train.labels.max() == 2
         options = {"task": "joint", "computed_value": "slant"}
-        whole, part = load(animals(), **options), load(animals(), **options, sample_classes=3)
+        whole, part = load(self.animals(), **options), load(self.animals(), **options, sample_classes=3)
         rows = part.evaluation.epoch_rows()
         assert torch.equal(part.evaluation.regression_labels, whole.evaluation.regression_labels[rows])
 
-    def test_a_split_without_the_sampled_classes_is_an_error_that_names_them(self, animals, load):
-        names = load(animals(), sample_classes=2).class_names
+    def test_a_split_without_the_sampled_classes_is_an_error_that_names_them(self, load):
+        names = load(self.animals(), sample_classes=2).class_names
         other = next(name for name in ANIMALS if name not in names)
         with pytest.raises(ValueError, match=f"'test' has no image of the 2 selected classes .*{names[0]}, {names[1]}"):
-            load(animals(), animals([other]), sample_classes=2)
+            load(self.animals(), self.animals([other]), sample_classes=2)
 
 
 class TestConsistencyBetweenLoaders:
     @pytest.mark.parametrize("kind", ["per_image", "shared", None])
     @both_sizes
     @pytest.mark.parametrize("feature", [ClassLabel(names=ANIMALS), Value("string")])
-    def test_evaluation_images_match_those_of_the_run(self, feature, size, kind, make_dataset, load, load_split):
+    def test_evaluation_images_match_those_of_the_run(self, feature, size, kind, load, load_split):
         def make(names, seed):
             values = names if isinstance(feature, Value) else [ANIMALS.index(name) for name in names]
             return make_dataset(list(noise(len(names), *size, seed=seed)), values, feature=feature)
@@ -288,14 +276,14 @@ class TestConsistencyBetweenLoaders:
             assert labels(split.batches) == labels(data.evaluation)
             assert same(pixels(split.batches), pixels(data.evaluation))
 
-    def test_training_images_and_unseen_classes_match_those_of_the_run(self, make_dataset, load, load_split):
+    def test_training_images_and_unseen_classes_match_those_of_the_run(self, load, load_split):
         train, test = (make_dataset(list(noise(12, *SMALL, seed=seed)), list(range(6)) * 2) for seed in range(2))
         options = {"shuffled_pixels": "per_image"}
         assert same(pixels(load(train, test, **RAW, **options).train), pixels(load_split("train", **options).batches))
         data = load(train, test, **RAW, **options, train_classes=3, task="retrieval")
         assert same(pixels(load_split(**options, train_classes=3).batches), pixels(data.evaluation))
 
-    def test_sampling_classes_requires_the_training_split_and_labels(self, make_dataset, embed, load_split):
+    def test_sampling_classes_requires_the_training_split_and_labels(self, embed, load_split):
         embed(test=make_dataset(list(noise(4, *SMALL)), [0, 1, 2, 3]))
         with pytest.raises(ValueError, match=r"no split 'train'; .*--train_split"):
             load_split(sample_classes=2)

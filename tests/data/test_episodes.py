@@ -4,6 +4,7 @@ from collections import Counter
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from made_up_images import make_dataset
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -188,7 +189,7 @@ class TestBatches:
 
 
 @pytest.mark.parametrize("task", ["classification", "joint", "retrieval"])
-def test_only_training_uses_episodes(task, make_dataset, load):
+def test_only_training_uses_episodes(task, load):
     images = list(torch.zeros(40, 4, 4, dtype=torch.uint8).numpy())
     dataset = make_dataset(images, [index % 8 for index in range(40)]).add_column("value", list(range(40)))
     data = load(dataset, task=task, episodes=Episodes(3, 2, 5))
@@ -258,7 +259,7 @@ class TestLoading:
     EPISODES = Episodes(2, 3, 5, distinct=True)
 
     @pytest.fixture
-    def dataset(self, make_dataset):
+    def dataset(self):
         """Ten classes of six images, each with a different pixel value."""
         images = torch.arange(60, dtype=torch.uint8).reshape(60, 1, 1).expand(60, 2, 2).numpy()
         return make_dataset(list(images), [index % 10 for index in range(60)])
@@ -283,7 +284,7 @@ class TestLoading:
         assert drawn[0] != drawn[1] != drawn[2] != drawn[0]
         assert self.load(load, dataset, validation_fraction=0.0).validation is None
 
-    def test_episodes_that_cannot_be_drawn_are_an_error(self, load, dataset, make_dataset):
+    def test_episodes_that_cannot_be_drawn_are_an_error(self, load, dataset):
         for name in ("", "validation_", "eval_"):
             with pytest.raises(ValueError, match=r"an episode takes 13 different images of a class, but class \d has"):
                 self.load(load, dataset, **{f"{name}episodes": Episodes(2, 13, 5, distinct=True)})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Image, Value
-from made_up_images import LARGE, NOT_AN_IMAGE, RAW, SMALL, both_sizes, marked, noise, seen
+from made_up_images import LARGE, NOT_AN_IMAGE, RAW, SMALL, both_sizes, encode, make_dataset, marked, noise, seen
 
 from hf_sphere.data import CorruptImageError, ImagesFromDisk, ImageShape, ImagesInMemory
 from hf_sphere.data.images import load_thumbnails
@@ -16,19 +16,19 @@ def marks(batches, epoch: int = 0) -> list[int]:
 
 
 class TestLoadedData:
-    def test_labels_match_their_images(self, make_dataset, load):
+    def test_labels_match_their_images(self, load):
         data = load(make_dataset(marked(10), range(10)), **RAW, batch_size=4)
         pairs = seen(data.train) + seen(data.evaluation)
         assert all(mark == label for mark, label in pairs)
         assert marks(data.evaluation) == sorted(marks(data.train)) == list(range(10)) != marks(data.train)
 
-    def test_columns_are_found_or_named(self, make_dataset, load):
+    def test_columns_are_found_or_named(self, load):
         for image, label in (("img", "fine_label"), ("picture", "label"), ("scan", "finding")):
             dataset = make_dataset(marked(4), range(4), image_column=image, label_column=label)
             named = {"image_column_name": image, "label_column_name": label} if image == "scan" else {}
             assert seen(load(dataset, **RAW, **named).evaluation) == [(i, i) for i in range(4)]
 
-    def test_a_column_that_is_missing_or_without_images_is_an_error(self, make_dataset, embed, load, load_named):
+    def test_a_column_that_is_missing_or_without_images_is_an_error(self, embed, load, load_named):
         for feature, label in ((Value("int64"), 0), (Value("string"), "ant")):
             with pytest.raises(ValueError, match="column 'label' does not contain images"):
                 load(make_dataset(marked(2), [label] * 2, feature=feature), image_column_name="label")
@@ -49,21 +49,19 @@ class TestLoadedData:
             (LARGE, {"image_size": [8]}, ImagesInMemory),  # small when resized
         ],
     )
-    def test_size_and_option_decide_what_is_kept_in_memory(self, shape, options, kind, make_dataset, load, tmp_path):
+    def test_size_and_option_decide_what_is_kept_in_memory(self, shape, options, kind, load, tmp_path):
         data = load(make_dataset(marked(2, shape)), **options)
         assert isinstance(data.train, kind)
         assert isinstance(data.evaluation, kind)
         assert (tmp_path / "decoded").exists() == (kind is ImagesInMemory)
 
     @pytest.mark.parametrize(("free", "kind"), [(2 * 4 * 6 * 3, ImagesInMemory), (2 * 4 * 6 * 3 - 1, ImagesFromDisk)])
-    def test_images_that_exceed_half_of_the_free_memory_are_read_from_disk(
-        self, free, kind, make_dataset, load, monkeypatch, caplog
-    ):
+    def test_images_that_exceed_half_of_the_free_memory_are_read_from_disk(self, free, kind, load, monkeypatch, caplog):
         monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=free))
         assert isinstance(load(make_dataset(marked(3, (4, 6)))).train, kind)
         assert ("3 decoded images need" in caplog.text) == (kind is ImagesFromDisk)
 
-    def test_only_training_images_are_augmented_and_batches_have_the_requested_sizes(self, make_dataset, load):
+    def test_only_training_images_are_augmented_and_batches_have_the_requested_sizes(self, load):
         gradient = np.tile(np.arange(8, dtype=np.uint8), (8, 1))
         options = {"horizontal_flip": True, "batch_size": 8, "eval_batch_size": 15, "validation_fraction": 0.5}
         data = load(make_dataset([gradient] * 40), **RAW, **options)
@@ -82,19 +80,19 @@ class TestSplits:
             *[(["train", split], split) for split in ("validation", "valid", "val", "dev")],
         ],
     )
-    def test_the_evaluation_split_is_test_else_validation(self, splits, expected, make_dataset, embed, load_named):
+    def test_the_evaluation_split_is_test_else_validation(self, splits, expected, embed, load_named):
         name = embed(**{split: make_dataset(marked(2)) for split in splits})
         assert load_named(name, train_split=splits[0]).eval_split == expected
         with pytest.raises(ValueError, match=rf"eval_fraction 0\.5 has no effect with the evaluation split {expected}"):
             load_named(name, train_split=splits[0], eval_fraction=0.5)
 
-    def test_splits_can_be_specified_and_one_to_load_is_the_evaluation_split(self, make_dataset, save, load, load_one):
+    def test_splits_can_be_specified_and_one_to_load_is_the_evaluation_split(self, save, load, load_one):
         data = load(make_dataset(marked(2)), make_dataset(marked(5)), train_split="test", eval_split="train")
         assert (data.train.num_examples, data.evaluation.num_examples) == (5, 2)
         name = save(**{s: make_dataset(marked(n)) for s, n in (("train", 2), ("validation", 3), ("test", 4))})
         assert (load_one(name, None).name, load_one(name, None, eval_split="validation").name) == ("test", "validation")
 
-    def test_an_unknown_or_empty_split_is_an_error_that_names_it(self, make_dataset, embed, load, load_named):
+    def test_an_unknown_or_empty_split_is_an_error_that_names_it(self, embed, load, load_named):
         full = make_dataset(marked(2))
         for split, option in (("train", "train_split"), ("test", "eval_split")):
             with pytest.raises(ValueError, match=f"no split 'dev'; the data has train, test.*--{option}"):
@@ -114,7 +112,7 @@ class TestLabels:
             ([0, 1], [1, 0, None], "image 2 in split 'test'"),
         ],
     )
-    def test_an_invalid_label_is_an_error_that_names_image_and_split(self, train, test, message, make_dataset, load):
+    def test_an_invalid_label_is_an_error_that_names_image_and_split(self, train, test, message, load):
         data = [make_dataset(marked(len(v)), v, feature=ClassLabel(num_classes=3)) for v in (train, test)]
         for rows in data:  # `datasets` does not create columns with other labels, so a class is removed afterwards
             rows.info.features["label"] = ClassLabel(names=["ant", "bee"])
@@ -130,12 +128,12 @@ class TestLabels:
             (Value("bool"), [True, False, True, True], ["False", "True"], [1, 0, 1, 1]),
         ],
     )
-    def test_other_labels_become_classes_in_sorted_order(self, feature, values, names, labels, make_dataset, load):
+    def test_other_labels_become_classes_in_sorted_order(self, feature, values, names, labels, load):
         data = load(make_dataset(marked(4), values, feature=feature))
         assert data.class_names == names
         assert data.evaluation.labels.tolist() == labels
 
-    def test_classes_are_those_of_the_training_split_by_name(self, make_dataset, load):
+    def test_classes_are_those_of_the_training_split_by_name(self, load):
         train = make_dataset(marked(3), [0, 1, 2], feature=ClassLabel(names=["ant", "bee", "cow"]))
         test = make_dataset(marked(3), [0, 1, 1], feature=ClassLabel(names=["cow", "bee", "dog"]))
         data = load(train, test)
@@ -143,7 +141,7 @@ class TestLabels:
         with pytest.raises(ValueError, match="label dog of image 2 in split 'test' is missing or none of the classes"):
             load(train, make_dataset(marked(3), [0, 1, 2], feature=ClassLabel(names=["cow", "bee", "dog"])))
 
-    def test_a_split_without_known_labels_loads_whole_as_one_without_labels(self, make_dataset, embed, load_one):
+    def test_a_split_without_known_labels_loads_whole_as_one_without_labels(self, embed, load_one):
         feature = ClassLabel(names=["ant", "bee"])
         for labels in ([-1, -1], [None, None]):
             test = make_dataset(marked(2), labels, feature=feature)
@@ -151,9 +149,7 @@ class TestLabels:
             assert (data.class_names, data.batches.labels.tolist()) == ([], [-1, -1])
         assert load_one(embed(train=make_dataset(marked(5), [-1] * 5, feature=feature)), None).num_images == 5
 
-    def test_a_column_without_classes_has_no_labels_and_is_an_error_where_they_are_needed(
-        self, make_dataset, embed, load, load_one
-    ):
+    def test_a_column_without_classes_has_no_labels_and_is_an_error_where_they_are_needed(self, embed, load, load_one):
         for feature, values in (("string", ["a", None]), ("int64", [0, None])):
             with pytest.raises(ValueError, match="label None of image 1 in split 'train' is missing"):
                 load(make_dataset(marked(2), values, feature=Value(feature)))
@@ -166,7 +162,7 @@ class TestLabels:
 
 
 @pytest.mark.parametrize(("given", "size"), [([7], (7, 7)), ([7, 7], (7, 7)), ([3, 9], (3, 9)), (None, SMALL)])
-def test_the_size_is_a_side_or_height_and_width_or_that_of_the_images(given, size, make_dataset, load):
+def test_the_size_is_a_side_or_height_and_width_or_that_of_the_images(given, size, load):
     data = load(make_dataset(marked(2)), image_size=given)
     assert data.shape == ImageShape(1, *size)
     assert next(data.train.epoch())["pixel_values"].shape[2:] == size
@@ -175,14 +171,14 @@ def test_the_size_is_a_side_or_height_and_width_or_that_of_the_images(given, siz
 class TestStatistics:
     @both_sizes
     @pytest.mark.parametrize("channels", [1, 3])
-    def test_computed_statistics_equal_the_plain_formula(self, channels, size, make_dataset, load):
+    def test_computed_statistics_equal_the_plain_formula(self, channels, size, load):
         pixels = np.squeeze(noise(20, *size, channels))
         data = load(make_dataset(list(pixels)))
         values = pixels.reshape(-1, channels).astype(np.float64) / 255
         np.testing.assert_allclose(data.mean, values.mean(axis=0), rtol=1e-12)
         np.testing.assert_allclose(data.std, values.std(axis=0), rtol=1e-12)
 
-    def test_statistics_are_computed_on_training_images_only_also_if_constant(self, make_dataset, load):
+    def test_statistics_are_computed_on_training_images_only_also_if_constant(self, load):
         train = make_dataset([np.full(SMALL, 51, np.uint8)] * 4)
         test = make_dataset([np.full(SMALL, 255, np.uint8)] * 4)
         data = load(train, test)
@@ -194,9 +190,7 @@ class TestStatistics:
         assert (data.mean, data.std) == (pytest.approx([np.mean(kept)]), pytest.approx([np.std(kept)]))
 
     @pytest.mark.parametrize(("given", "measured"), [("mean", "std"), ("std", "mean")])
-    def test_a_missing_statistic_is_computed_and_a_single_value_applies_to_every_channel(
-        self, given, measured, make_dataset, load
-    ):
+    def test_a_missing_statistic_is_computed_and_a_single_value_applies_to_every_channel(self, given, measured, load):
         dataset = make_dataset(list(noise(5, 6, 4, 3)))
         free, fixed = load(dataset), load(dataset, **{f"image_{given}": [0.125]})
         assert getattr(fixed, given) == [0.125] * 3
@@ -206,12 +200,12 @@ class TestStatistics:
 class TestCorruptImages:
     @both_sizes
     @pytest.mark.parametrize("options", [{}, {"max_train_samples": 18}, RAW | {"validation_fraction": 0.5}])
-    def test_the_error_for_a_corrupt_image_has_its_index_in_the_split(self, options, size, make_dataset, load):
+    def test_the_error_for_a_corrupt_image_has_its_index_in_the_split(self, options, size, load):
         train, test = make_dataset([*marked(19, size), NOT_AN_IMAGE]), make_dataset(marked(2, size))
         with pytest.raises(CorruptImageError, match=r"image 19 of the split.*--skip_invalid"):
             load(train, test, **options)
 
-    def test_an_image_that_is_damaged_in_the_middle_is_an_error_when_it_is_read(self, make_dataset, load, encode):
+    def test_an_image_that_is_damaged_in_the_middle_is_an_error_when_it_is_read(self, load):
         images = marked(6, LARGE)
         whole = bytearray(encode(images[4]))
         whole[whole.index(b"IDAT") + 12] ^= 255
@@ -222,7 +216,7 @@ class TestCorruptImages:
 
     @both_sizes
     @pytest.mark.parametrize("validation_fraction", [0.0, 0.25])
-    def test_skipping_keeps_labels_aligned_with_images(self, validation_fraction, size, make_dataset, load):
+    def test_skipping_keeps_labels_aligned_with_images(self, validation_fraction, size, load):
         images = marked(24, size)
         for index in (0, 7, 8, 23):
             images[index] = NOT_AN_IMAGE
@@ -235,13 +229,13 @@ class TestCorruptImages:
         assert sorted(mark for mark, _ in seen(data.evaluation)) == sorted(set(range(24)) - {0, 7, 8, 23})
         assert len(pairs) == 20
 
-    def test_an_entirely_corrupt_batch_stops_neither_streaming_nor_statistics(self, make_dataset, load):
+    def test_an_entirely_corrupt_batch_stops_neither_streaming_nor_statistics(self, load):
         dataset = make_dataset([*marked(4, LARGE), NOT_AN_IMAGE])
         data = load(dataset, **RAW, skip_invalid=True, eval_batch_size=2)
         assert marks(data.evaluation) == [0, 1, 2, 3]
         assert load(dataset, skip_invalid=True).mean == pytest.approx([1.5 / 255])
 
-    def test_only_corrupt_or_truncated_images_are_an_error_even_when_skipping(self, encode, make_dataset, load):
+    def test_only_corrupt_or_truncated_images_are_an_error_even_when_skipping(self, load):
         with pytest.raises(CorruptImageError, match="no image of column 'image' can be decoded"):
             load(make_dataset([NOT_AN_IMAGE] * 3), skip_invalid=True)
         for size in (SMALL, LARGE):
@@ -250,7 +244,7 @@ class TestCorruptImages:
                 load(make_dataset(truncated), skip_invalid=True)
 
 
-def test_subsets_have_the_requested_sizes_all_classes_and_images_drawn_by_the_seed(make_dataset, load):
+def test_subsets_have_the_requested_sizes_all_classes_and_images_drawn_by_the_seed(load):
     dataset = make_dataset(marked(40), [f"class {i}" for i in range(40)], feature=Value("string"))
     drawn = [load(dataset, **RAW, max_train_samples=10, max_eval_samples=5, seed=seed) for seed in (5, 5, 6)]
     first, again, other = (sorted(marks(data.train)) for data in drawn)
@@ -260,7 +254,7 @@ def test_subsets_have_the_requested_sizes_all_classes_and_images_drawn_by_the_se
         assert load(dataset, max_train_samples=count).train.num_examples == 40
 
 
-def test_processes_partition_the_images_not_trained_on_and_agree_on_the_statistics(make_dataset, load):
+def test_processes_partition_the_images_not_trained_on_and_agree_on_the_statistics(load):
     dataset = make_dataset(marked(11))
     sharing = [{}, *({"process_index": i, "num_processes": 2} for i in range(2))]
     whole, *shares = (load(dataset, validation_fraction=0.5, **each) for each in sharing)
@@ -280,9 +274,7 @@ def test_small_images_are_unchanged_in_the_order_of_the_rows_which_are_numbered_
     assert np.array_equal(thumbnails[:, 0].numpy(), expected)
 
 
-def test_large_images_shrink_with_their_aspect_ratio_and_one_that_cannot_be_decoded_is_black(
-    make_dataset, embed, tmp_path
-):
+def test_large_images_shrink_with_their_aspect_ratio_and_one_that_cannot_be_decoded_is_black(embed, tmp_path):
     options = {"cache_dir": tmp_path, "progress": False}
     name = embed(test=make_dataset([np.zeros((100, 50, 3), dtype=np.uint8)]))
     assert load_thumbnails(name, ["test"], torch.tensor([0]), side=20, **options).shape == (1, 3, 20, 10)

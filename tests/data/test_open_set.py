@@ -5,7 +5,7 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, Value
 from hypothesis import given, strategies as st
-from made_up_images import ANIMALS, RAW, SMALL, both_sizes, marked, seen
+from made_up_images import ANIMALS, RAW, SMALL, both_sizes, make_dataset, marked, seen
 
 from hf_sphere.data import ImageData
 from hf_sphere.data.splits import Split, first_classes, held_out_classes
@@ -22,21 +22,14 @@ def named(batches, names: list[str]) -> dict[int, str]:
     return {mark: names[label] for mark, label in seen(batches)}
 
 
-@pytest.fixture
-def animals(make_dataset):
+def animals(*splits: list[str], size=SMALL, feature=None):
     """Make splits of marked images of the given animals; marks are numbered across splits."""
-
-    def make(*splits: list[str], size=SMALL, feature=None):
-        made, start = [], 0
-        for names in splits:
-            values = names if feature is not None else [ANIMALS.index(name) for name in names]
-            made.append(
-                make_dataset(marked(len(names), size, start), values, feature=feature or ClassLabel(names=ANIMALS))
-            )
-            start += len(names)
-        return made
-
-    return make
+    made, start = [], 0
+    for names in splits:
+        values = names if feature is not None else [ANIMALS.index(name) for name in names]
+        made.append(make_dataset(marked(len(names), size, start), values, feature=feature or ClassLabel(names=ANIMALS)))
+        start += len(names)
+    return made
 
 
 @given(LABELS.filter(several), st.data())
@@ -85,7 +78,7 @@ def test_renumbering_has_no_gaps_and_keeps_names_and_their_order(labels):
 class TestUnmodifiedSplits:
     @pytest.mark.parametrize("feature", [None, Value("string")])
     @both_sizes
-    def test_each_split_numbers_its_own_classes_in_the_order_of_the_data(self, size, feature, animals, load):
+    def test_each_split_numbers_its_own_classes_in_the_order_of_the_data(self, size, feature, load):
         train, test = animals(["elk", "cat", "elk"], ["bee", "fox", "bee", "ant"], size=size, feature=feature)
         data = load(train, test, **RAW, task="retrieval")
         assert data.class_names == ["cat", "elk"]
@@ -96,7 +89,7 @@ class TestUnmodifiedSplits:
         data = load(*animals([10, 9, 9], [200, 11], feature=Value("int64")), task="retrieval")
         assert (data.class_names, data.eval_class_names) == (["9", "10"], ["11", "200"])  # by their values
 
-    def test_shared_classes_and_one_evaluation_class_cause_a_warning(self, animals, load, caplog):
+    def test_shared_classes_and_one_evaluation_class_cause_a_warning(self, load, caplog):
         load(*animals(["ant", "bee"], ["cat", "cat"]), task="retrieval")
         load(*animals(["ant", "bee", "cat", "dog"]), task="retrieval", train_classes=2)
         assert not caplog.records
@@ -107,7 +100,7 @@ class TestUnmodifiedSplits:
         load(*animals(["ant", "bee"], ["cat", "dog"]), task="retrieval", train_classes=3)
         assert "All evaluation images are of one class" in caplog.text
 
-    def test_subsets_have_the_names_of_their_remaining_classes(self, animals, load):
+    def test_subsets_have_the_names_of_their_remaining_classes(self, load):
         train, test = animals(["ant", "bee", "cat"] * 2, ["dog", "elk", "fox"] * 2)
         data = load(train, test, **RAW, task="retrieval", max_train_samples=2, max_eval_samples=1)
         every = dict(enumerate(["ant", "bee", "cat"] * 2 + ["dog", "elk", "fox"] * 2))
@@ -120,14 +113,14 @@ class TestUnmodifiedSplits:
 
 class TestDividedClasses:
     @both_sizes
-    def test_the_first_classes_of_both_splits_train_and_the_others_evaluate(self, size, animals, load):
+    def test_the_first_classes_of_both_splits_train_and_the_others_evaluate(self, size, load):
         train, test = animals(["fox", "ant", "cat", "bee"], ["ant", "cat", "dog", "fox"], size=size)
         data = load(train, test, **RAW, task="retrieval", train_classes=2)
         assert named(data.train, data.class_names) == {1: "ant", 3: "bee", 4: "ant"}
         assert named(data.evaluation, data.eval_class_names) == {0: "fox", 2: "cat", 5: "cat", 6: "dog", 7: "fox"}
         assert (data.class_names, data.eval_class_names) == (["ant", "bee"], ["cat", "dog", "fox"])
 
-    def test_splits_are_concatenated_and_a_split_named_twice_is_used_once(self, animals, load):
+    def test_splits_are_concatenated_and_a_split_named_twice_is_used_once(self, load):
         for splits, options, name in (
             ([["ant", "bee", "cat", "ant"]], {"eval_split": "train"}, "train"),
             ([["ant", "cat"], ["dog", "ant"]], {}, "train+test"),
@@ -139,7 +132,7 @@ class TestDividedClasses:
 
     @both_sizes
     @pytest.mark.parametrize("train_classes", [None, 5])
-    def test_held_out_images_are_all_images_of_separate_classes(self, train_classes, size, animals, load):
+    def test_held_out_images_are_all_images_of_separate_classes(self, train_classes, size, load):
         train, test = animals(ANIMALS[:5] * 3, ["fox"] * 2, size=size)
         options = {"train_classes": train_classes, "validation_fraction": 0.4}
         data = load(train, test, **RAW, task="retrieval", **options)
@@ -153,7 +146,7 @@ class TestDividedClasses:
         assert data.eval_class_names == ["fox"]
 
 
-def test_classification_evaluates_on_the_training_classes_and_regression_has_none(animals, load):
+def test_classification_evaluates_on_the_training_classes_and_regression_has_none(load):
     data = load(*animals(["ant", "bee"], ["bee"]))
     assert data.eval_class_names == data.class_names == ANIMALS
     train, test = (d.add_column("value", [1.0, 2.0]) for d in animals(["ant", "bee"], ["bee", "ant"]))
@@ -169,7 +162,7 @@ def load_split(load_one, embed):
 class TestOneSplit:
     @both_sizes
     @pytest.mark.parametrize("processes", [1, 2, 3])
-    def test_rows_are_those_of_the_split_with_skipped_images(self, processes, size, make_dataset, load_split):
+    def test_rows_are_those_of_the_split_with_skipped_images(self, processes, size, load_split):
         images = marked(20, size)
         images[3] = images[8] = b"not an image"
         options = {"skip_invalid": True, "max_samples": 15, "batch_size": 4, "num_processes": processes}
@@ -182,7 +175,7 @@ class TestOneSplit:
         assert len(set(rows)) == len(rows) == split.num_images
         assert 13 <= len(rows) <= 15
 
-    def test_pixels_match_evaluation_during_training_also_without_labels(self, make_dataset, load, load_split):
+    def test_pixels_match_evaluation_during_training_also_without_labels(self, load, load_split):
         noise = np.random.default_rng(0).integers(0, 256, (7, 9, 8, 3), dtype=np.uint8)
         options = {"image_mean": [0.4, 0.5, 0.6], "image_std": [0.2], "image_size": [5, 6]}
         dataset = make_dataset(list(noise))
@@ -196,7 +189,7 @@ Load = Callable[..., ImageData]
 
 
 @pytest.fixture
-def load_three(load_named, embed, make_dataset) -> Load:
+def load_three(load_named, embed) -> Load:
     """Load three splits of twelve images, `train`, `val` and `test`, with pixel values 0, 100 and 200."""
 
     def make_split(pixel: int, classes: list[int]) -> Dataset:

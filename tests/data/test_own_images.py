@@ -58,24 +58,19 @@ def load_stream(name):
 TINY = SphereVisionConfig(backbone="linear_embedding", num_channels=1, image_size=8, num_labels=3)
 
 
-@pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, **counts: int):
     """Write images of given classes (none: directly into the folder) and return the folder."""
-
-    def write(**counts: int):
-        generator = np.random.default_rng(0)
-        for name, count in counts.items():
-            where = tmp_path / "pictures" / ("" if name == "unlabeled" else name)
-            where.mkdir(parents=True, exist_ok=True)
-            for index in range(count):
-                PILImage.fromarray(generator.integers(0, 255, (8, 8, 3), np.uint8)).save(where / f"{index}.png")
-        return tmp_path / "pictures"
-
-    return write
+    generator = np.random.default_rng(0)
+    for name, count in counts.items():
+        where = tmp_path / "pictures" / ("" if name == "unlabeled" else name)
+        where.mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            PILImage.fromarray(generator.integers(0, 255, (8, 8, 3), np.uint8)).save(where / f"{index}.png")
+    return tmp_path / "pictures"
 
 
-def test_several_sizes_are_refused_if_none_is_set_and_one_gray_image_leaves_the_colors(folder):
-    path = folder(cats=4, dogs=4)
+def test_several_sizes_are_refused_if_none_is_set_and_one_gray_image_leaves_the_colors(tmp_path):
+    path = folder(tmp_path, cats=4, dogs=4)
     for name in ("cats", "dogs"):
         PILImage.new("L", (20, 30)).save(path / name / "0.png")
     with pytest.raises(ValueError, match=r"several sizes, such as 8 x 8 and 30 x 20. Set image_size"):
@@ -92,8 +87,8 @@ class TestUnreadFiles:
             *(("black\ncats/0.png", "black"), ("cats/9.png", "cats/9.png")),
         ],
     )
-    def test_files_that_datasets_does_not_read_are_logged(self, folder, name, shown, caplog):
-        path = folder(cats=2, dogs=2)
+    def test_files_that_datasets_does_not_read_are_logged(self, tmp_path, name, shown, caplog):
+        path = folder(tmp_path, cats=2, dogs=2)
         load_splits(str(path))
         assert not caplog.text
         (path / name).parent.mkdir(exist_ok=True)
@@ -104,8 +99,8 @@ class TestUnreadFiles:
         load_splits(str(path), streaming=True)
         assert ("in no split" in caplog.text) == (not name.endswith("HEIC"))
 
-    def test_names_of_splits_are_logged_but_not_files_that_a_list_leaves_out(self, folder, caplog):
-        path = folder(cats=5, dogs=5)
+    def test_names_of_splits_are_logged_but_not_files_that_a_list_leaves_out(self, tmp_path, caplog):
+        path = folder(tmp_path, cats=5, dogs=5)
         (path / "metadata.csv").write_text("file_name,label\ncats/1.png,a\ncats/2.png,b\n")
         assert len(load_splits(str(path))["train"]) == 2
         assert not caplog.text
@@ -117,8 +112,8 @@ class TestUnreadFiles:
 
     @pytest.mark.parametrize("name", ["metadata.csv", "of.csv"])
     @pytest.mark.parametrize(("label", "warns"), [("007", True), (" 07", True), ("7", False), ("0", False)])
-    def test_codes_of_a_table_that_lose_zeros_are_reported(self, folder, name, label, warns, caplog):
-        path = folder(cats=2) if name == "metadata.csv" else folder().parent
+    def test_codes_of_a_table_that_lose_zeros_are_reported(self, tmp_path, name, label, warns, caplog):
+        path = folder(tmp_path, cats=2) if name == "metadata.csv" else folder(tmp_path).parent
         (path / name).write_text(f'file_name,note,label\ncats/1.png,"a\n,b",{label}\ncats/0.png,,8\n')
         rows = load_splits(str(path if name == "metadata.csv" else path / name))["train"]
         assert sorted(rows["label"]) == [int(label), 8]
@@ -144,8 +139,8 @@ class TestUnreadFiles:
         assert ("so '007' is 7" in caplog.text) == (not streaming)
 
     @pytest.mark.parametrize("name", ["@eaDir", "$RECYCLE.BIN", "#recycle", "__MACOSX", "lost+found"])
-    def test_images_in_folders_of_the_system_are_not_indexed_and_not_trained_on(self, folder, name):
-        path = folder(cats=2, **{name: 2})
+    def test_images_in_folders_of_the_system_are_not_indexed_and_not_trained_on(self, tmp_path, name):
+        path = folder(tmp_path, cats=2, **{name: 2})
         assert len(ImageSource.of(path)) == 2
         if name == "__MACOSX":  # which `datasets` leaves out, too
             assert len(load_splits(str(path))["train"]) == 2
@@ -157,8 +152,8 @@ class TestUnreadFiles:
 class TestFolders:
     @pytest.mark.parametrize("what", ["file", "folder", "parent", "table", "file in a folder that is linked inside"])
     @pytest.mark.parametrize("read", [ImageSource.of, load_splits], ids=["index", "training"])
-    def test_a_link_out_of_the_folder_is_an_error(self, folder, tmp_path, what, read):
-        path, elsewhere = folder(cats=2, dogs=2), tmp_path / "elsewhere"
+    def test_a_link_out_of_the_folder_is_an_error(self, tmp_path, what, read):
+        path, elsewhere = folder(tmp_path, cats=2, dogs=2), tmp_path / "elsewhere"
         elsewhere.mkdir()
         for name in ("s.png", "t.csv"):
             shutil.copy(path / "cats" / "0.png", elsewhere / name)
@@ -175,11 +170,9 @@ class TestFolders:
 
     @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "parquet with a URL", "parquet with an archive"])
     @pytest.mark.parametrize("read", [ImageSource.of, load_splits, load_stream])
-    def test_a_table_that_names_an_image_outside_its_folder_is_an_error(
-        self, folder, tmp_path, kind, read, monkeypatch
-    ):
+    def test_a_table_that_names_an_image_outside_its_folder_is_an_error(self, tmp_path, kind, read, monkeypatch):
         monkeypatch.setattr(datasets.config, "SLEEP_TIME_ON_THREADS_SHUTDOWN", 0.1)
-        path, secret = folder(cats=2), tmp_path / "secret.png"
+        path, secret = folder(tmp_path, cats=2), tmp_path / "secret.png"
         shutil.copy(path / "cats" / "0.png", secret)
         names = ["cats/0.png", "../secret.png", "cats/1.png"]
         if kind == "csv":
@@ -206,8 +199,8 @@ class TestFolders:
         with pytest.raises(ValueError, match=r"links to 1 file\(s\) outside it: \S*a\.txt\. Copy"):
             read(str(tmp_path / "texts"))
 
-    def test_training_follows_links_of_files_if_asked(self, folder, tmp_path):
-        path = folder(cats=4, dogs=4)
+    def test_training_follows_links_of_files_if_asked(self, tmp_path):
+        path = folder(tmp_path, cats=4, dogs=4)
         for number in range(7):
             target = shutil.copy(path / "cats" / "0.png", tmp_path / f"{number}.png")
             (path / "cats" / f"x{number}.png").symlink_to(target)
@@ -223,9 +216,9 @@ class TestFolders:
             load_splits(str(path), follow_links=True)
 
     def test_links_inside_the_folder_and_to_it_are_not_followed_but_those_to_files_in_the_cache_of_the_hub(
-        self, folder, tmp_path
+        self, tmp_path
     ):
-        path = folder(cats=2, dogs=2)
+        path = folder(tmp_path, cats=2, dogs=2)
         (path / "again").symlink_to(path / "cats")
         (path / "dogs" / "loop").symlink_to(path)
         (tmp_path / "link").symlink_to(path)
@@ -239,9 +232,9 @@ class TestFolders:
         assert len(list_files(path.rename(tmp_path / "repo" / "snapshots" / "1a"), {".png"})) == 4
 
     @pytest.mark.parametrize("name", ["cats/9.png", "metadata.csv", "train.tar", "cats/socket.jpg"])
-    def test_a_pipe_or_socket_is_an_error(self, folder, name, monkeypatch):
+    def test_a_pipe_or_socket_is_an_error(self, tmp_path, name, monkeypatch):
         """Reading a pipe would wait for a writer."""
-        path = folder(cats=2, dogs=2)
+        path = folder(tmp_path, cats=2, dogs=2)
         monkeypatch.chdir(path)
         if "socket" in name:
             with socket.socket(socket.AF_UNIX) as made:
@@ -251,11 +244,9 @@ class TestFolders:
         with pytest.raises(ValueError, match=f"{name} is not a regular file"):
             load_splits(str(path))
 
-    def test_unlabeled_files_among_class_folders_and_a_device_that_a_table_names_are_errors(
-        self, folder, load_named, tmp_path
-    ):
+    def test_unlabeled_files_among_class_folders_and_a_device_that_a_table_names_are_errors(self, load_named, tmp_path):
         with pytest.raises(ValueError, match=r"found no label column.* folders at one depth, one per class"):
-            load_named(str(folder(cats=2, dogs=2, unlabeled=1)))
+            load_named(str(folder(tmp_path, cats=2, dogs=2, unlabeled=1)))
         images = Features({"image": Image(decode=False)})
         (tmp_path / "table").mkdir()
         device = Dataset.from_dict({"image": [{"bytes": None, "path": "/dev/zero"}]}, images)
@@ -264,8 +255,8 @@ class TestFolders:
             fingerprint(load_splits(str(tmp_path / "table")))
 
     @pytest.mark.parametrize("kind", ["webdataset", "zip", "bytes", "struct"])
-    def test_images_in_other_files_are_read_and_columns_found(self, kind, folder, tmp_path, load_one):
-        files = sorted(folder(unlabeled=4).iterdir())
+    def test_images_in_other_files_are_read_and_columns_found(self, kind, tmp_path, load_one):
+        files = sorted(folder(tmp_path, unlabeled=4).iterdir())
         (tmp_path / "other").mkdir()
         if kind == "webdataset":
             with tarfile.open(tmp_path / "other" / "train-0.tar", "w") as shard:
@@ -295,8 +286,8 @@ class TestFolders:
 
 class TestDamagedFiles:
     @pytest.mark.parametrize("kind", ["huge", "animated"])
-    def test_a_damaged_file_is_an_error_that_names_it_or_skipped(self, kind, folder, load_one, caplog):
-        path = folder(cats=2, dogs=2)
+    def test_a_damaged_file_is_an_error_that_names_it_or_skipped(self, kind, tmp_path, load_one, caplog):
+        path = folder(tmp_path, cats=2, dogs=2)
         if kind == "animated":
             frames = [PILImage.new("RGB", (8, 8), (shade, 0, 0)) for shade in (0, 255)]
             frames[0].save(path / "cats" / "9.gif", save_all=True, append_images=frames[1:])
@@ -309,8 +300,8 @@ class TestDamagedFiles:
         assert load_one(str(path), "train", skip_invalid=True).num_images == 4
         assert re.search(r"Left out 1 corrupt image.s. of 5: .*cats/9\.(png|gif)\.", caplog.text)
 
-    def test_truncated_large_photos_are_named_before_training(self, folder, load_named):
-        path = folder(cats=5, dogs=5)
+    def test_truncated_large_photos_are_named_before_training(self, tmp_path, load_named):
+        path = folder(tmp_path, cats=5, dogs=5)
         for file in path.rglob("*.png"):
             file.unlink()
             PILImage.effect_noise((200, 200), 50).save(file.with_suffix(".jpg"))
@@ -327,23 +318,23 @@ def labels_of(batches) -> list[int]:
 
 
 class TestHeldOutPart:
-    def test_it_is_stratified_and_reported(self, folder, load_named, caplog):
+    def test_it_is_stratified_and_reported(self, tmp_path, load_named, caplog):
         caplog.set_level(logging.INFO)
-        data = load_named(str(folder(cats=10, dogs=20)))
+        data = load_named(str(folder(tmp_path, cats=10, dogs=20)))
         assert (labels_of(data.evaluation).count(0), labels_of(data.evaluation).count(1)) == (2, 4)
         assert data.train.num_examples == 24
         assert data.eval_split == "held_out(train, 0.2, seed=0)"
         assert "20 % of the images of train are held out, stratified by class, with seed 0" in caplog.text
 
     @pytest.mark.parametrize(("classes", "held_out"), [("ab", 1), ("abc", 1), ("abcd", 2), ("abcdef", 2)])
-    def test_retrieval_holds_out_two_classes_where_two_are_left(self, classes, held_out, folder, load_named, caplog):
+    def test_retrieval_holds_out_two_classes_where_two_are_left(self, classes, held_out, tmp_path, load_named, caplog):
         caplog.set_level(logging.INFO)
-        data = load_named(str(folder(**dict.fromkeys(classes, 2))), task="retrieval")
+        data = load_named(str(folder(tmp_path, **dict.fromkeys(classes, 2))), task="retrieval")
         assert (data.class_names, data.eval_class_names) == ([*classes[:-held_out]], [*classes[-held_out:]])
         assert f"--train_classes {len(classes) - held_out}" in caplog.text
 
-    def test_its_name_loads_the_same_images_later_whatever_the_seed_of_the_run(self, folder, load_named, load_one):
-        path = str(folder(cats=10, dogs=20))
+    def test_its_name_loads_the_same_images_later_whatever_the_seed_of_the_run(self, tmp_path, load_named, load_one):
+        path = str(folder(tmp_path, cats=10, dogs=20))
         options = {"eval_fraction": 0.3, "eval_seed": 4, "image_mean": [0.0], "image_std": [1.0]}
         data = load_named(path, seed=7, **options)
         later = load_one(path, data.eval_split)
@@ -355,16 +346,18 @@ class TestHeldOutPart:
         pixels = torch.cat([batch["pixel_values"] for part in (kept, later) for batch in part.batches.epoch()])
         assert len(pixels.unique(dim=0)) == 30
 
-    def test_one_image_of_a_class_and_a_wrong_label_column_are_errors_that_name_it(self, folder, load_named, load_one):
-        path = str(folder(cats=10, dogs=1))
+    def test_one_image_of_a_class_and_a_wrong_label_column_are_errors_that_name_it(
+        self, tmp_path, load_named, load_one
+    ):
+        path = str(folder(tmp_path, cats=10, dogs=1))
         with pytest.raises(ValueError, match="The least populated class"):
             load_named(path)
         for load, split in ((load_named, {"eval_split": "train"}), (load_one, {"split": "train"})):
             with pytest.raises(ValueError, match=r"no label column 'labels'; the data has the columns"):
                 load(path, label_column_name="labels", **split)
 
-    def test_images_with_values_are_held_out_at_random(self, folder, load_named, tmp_path):
-        path = str(folder(cats=10, dogs=10))
+    def test_images_with_values_are_held_out_at_random(self, load_named, tmp_path):
+        path = str(folder(tmp_path, cats=10, dogs=10))
         data = load_named(path, task="regression", computed_value="slant")
         assert (data.train.num_examples, data.evaluation.num_examples) == (16, 4)
         (tmp_path / "nothing").mkdir()
@@ -460,15 +453,15 @@ class TestPreprocessingOfAModel:
 
 
 class TestSplitExpressions:
-    def test_slices_and_unions_are_loaded(self, folder, load_named, load_one):
-        path = str(folder(cats=10, dogs=10))
+    def test_slices_and_unions_are_loaded(self, tmp_path, load_named, load_one):
+        path = str(folder(tmp_path, cats=10, dogs=10))
         data = load_named(path, train_split="train[:30%]+train[-6:]", eval_split="train[30%:70%]")
         assert labels_of(data.evaluation) == [0] * 4 + [1] * 4
         assert sorted(labels_of(data.train)) == [0] * 6 + [1] * 6
         assert load_one("digits", "all").num_images == 1797
 
-    def test_unfit_parts_cause_a_warning_and_invalid_ones_an_error(self, folder, load_named, caplog):
-        path = str(folder(cats=10, dogs=10))
+    def test_unfit_parts_cause_a_warning_and_invalid_ones_an_error(self, tmp_path, load_named, caplog):
+        path = str(folder(tmp_path, cats=10, dogs=10))
         load_named(path, train_split="train[:50%]", eval_split="train[50%:]")
         assert "1 class(es) of the evaluation images have no training image: dogs." in caplog.text
         assert "in common" not in caplog.text
@@ -527,8 +520,8 @@ class TestDataSetsInPython:
             assert [cell["bytes"] for cell in encoded] == [file.read_bytes() for file in files]
 
 
-def test_class_balanced_sampling_draws_each_class_equally_often_on_average(folder, load_named):
-    path = str(folder(cats=40, dogs=10))
+def test_class_balanced_sampling_draws_each_class_equally_often_on_average(tmp_path, load_named):
+    path = str(folder(tmp_path, cats=40, dogs=10))
     data = load_named(path, class_balanced_sampling=True)
     drawn = [label for epoch in range(40) for batch in data.train.epoch(epoch) for label in batch["labels"].tolist()]
     assert len(drawn) == 40 * 40

@@ -3,6 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict
+from made_up_images import make_dataset
 from sklearn.datasets import load_digits
 
 from hf_sphere.data import sources
@@ -60,7 +61,7 @@ def test_bundled_data_is_deterministic_and_not_searched_elsewhere(name, monkeypa
         assert first[split]["label"][:] == second[split]["label"][:]
 
 
-def test_a_folder_with_the_name_of_bundled_data_is_an_error_that_says_how_to_name_it(make_dataset, save, monkeypatch):
+def test_a_folder_with_the_name_of_bundled_data_is_an_error_that_says_how_to_name_it(save, monkeypatch):
     folder = Path(save(train=make_dataset([np.zeros((3, 4), np.uint8)])))
     monkeypatch.chdir(folder.rename(folder.with_name("digits")).parent)
     for load in (load_splits, ImageSource.of):
@@ -72,31 +73,26 @@ def test_a_folder_with_the_name_of_bundled_data_is_an_error_that_says_how_to_nam
 class TestClassNamesOfFiles:
     """`datasets` uses the names of one file for all, and would give images the class of another one."""
 
-    @pytest.fixture
-    def splits(self, make_dataset):
+    def splits(self, *names: list[str]) -> DatasetDict:
         image = np.zeros((3, 4), dtype=np.uint8)
-
-        def make(*names: list[str]) -> DatasetDict:
-            parts = (make_dataset([image] * 2, [0, 1], feature=ClassLabel(names=each)) for each in names)
-            return DatasetDict(zip(("train", "test"), parts, strict=True))
-
-        return make
+        parts = (make_dataset([image] * 2, [0, 1], feature=ClassLabel(names=each)) for each in names)
+        return DatasetDict(zip(("train", "test"), parts, strict=True))
 
     @pytest.mark.parametrize("names", [["dog", "cat"], ["eel", "fox"], ["cat", "cow", "dog"]])
     @pytest.mark.parametrize("streaming", [False, True])
-    def test_other_numbers_in_parquet_files_are_an_error(self, names, streaming, splits, save):
+    def test_other_numbers_in_parquet_files_are_an_error(self, names, streaming, save):
         with pytest.raises(ValueError, match=r"test-0.*number the classes of column 'label' differently"):
-            load_splits(save(**splits(["cat", "dog"], names)), streaming=streaming)
+            load_splits(save(**self.splits(["cat", "dog"], names)), streaming=streaming)
 
-    def test_other_numbers_in_a_folder_of_save_to_disk_are_an_error(self, splits, tmp_path):
-        splits(["cat", "dog"], ["dog", "cat"]).save_to_disk(tmp_path / "pets")
+    def test_other_numbers_in_a_folder_of_save_to_disk_are_an_error(self, tmp_path):
+        self.splits(["cat", "dog"], ["dog", "cat"]).save_to_disk(tmp_path / "pets")
         with pytest.raises(ValueError, match="such as 'dog' and 'cat'"):
             load_splits(str(tmp_path / "pets"))
 
-    def test_names_that_begin_alike_are_read_and_files_of_other_configurations_not_compared(self, splits, save):
-        loaded = load_splits(save(**splits(["cat", "dog", "eel"], ["cat", "dog"])))
+    def test_names_that_begin_alike_are_read_and_files_of_other_configurations_not_compared(self, save):
+        loaded = load_splits(save(**self.splits(["cat", "dog", "eel"], ["cat", "dog"])))
         assert loaded["test"].features["label"].int2str(loaded["test"]["label"][:]) == ["cat", "dog"]
-        folder = Path(save(**splits(["cat", "dog"], ["dog", "cat"])))
+        folder = Path(save(**self.splits(["cat", "dog"], ["dog", "cat"])))
         files = "configs:\n- config_name: {0}\n  data_files: {0}-00000-of-00001.parquet\n"
         (folder / "README.md").write_text(f"---\n{files.format('train')}  default: true\n---\n")
         assert load_splits(str(folder))["train"].features["label"].names == ["cat", "dog"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Features, Image, IterableDatasetDict, Value, load_dataset
-from made_up_images import ANIMALS, NOT_AN_IMAGE, RAW, marked, noise, seen
+from made_up_images import ANIMALS, NOT_AN_IMAGE, RAW, encode, make_dataset, marked, noise, seen
 from PIL import Image as PILImage
 
 from hf_sphere.data import Augmentation, ImageDataOptions, load_image_data
@@ -22,7 +22,7 @@ COUNTS = {"max_train_samples": 23, "max_eval_samples": 23}
 
 
 @pytest.fixture
-def shards(tmp_path, encode):
+def shards(tmp_path):
     """Return a function that writes images as tar shards, labeled by their number modulo 3, and returns the folder."""
 
     def write(images=None, sizes=SIZES, labels=None) -> str:
@@ -134,7 +134,7 @@ class TestSources:
         assert sorted(cache.rglob("*.arrow")) == before
         assert not (tmp_path / "decoded").exists()
 
-    def test_a_streaming_dataset_of_your_own_is_read(self, make_dataset):
+    def test_a_streaming_dataset_of_your_own_is_read(self):
         rows = make_dataset(marked(9, (6, 4, 3)), [0, 1, 2] * 3)
         rows = rows.map(lambda row: {"more": 1}).to_iterable_dataset(num_shards=2)
         splits = IterableDatasetDict(train=rows, test=rows)
@@ -147,7 +147,7 @@ class TestSources:
         assert len(set(trained)) == 8  # the last batch of one image is left out
         assert all(label == mark % 3 for mark, label in trained)
 
-    def test_the_size_that_a_dataset_states_is_used(self, tmp_path, make_dataset):
+    def test_the_size_that_a_dataset_states_is_used(self, tmp_path):
         rows = make_dataset(marked(8, (6, 4, 3)), [0, 1] * 4)
         rows.to_parquet(tmp_path / "train-00000-of-00001.parquet")
         card = "dataset_info:\n  splits:\n  - name: train\n    num_examples: 8\n    num_bytes: 1\n"
@@ -155,7 +155,7 @@ class TestSources:
         data = load(load_dataset(str(tmp_path), streaming=True), **(STATED | {"class_names": None}))
         assert (data.train.num_examples, data.evaluation.num_examples) == (8, 8)
 
-    def test_crops_are_those_of_images_from_disk(self, shards, make_dataset):
+    def test_crops_are_those_of_images_from_disk(self, shards):
         files = [noise_png(seed) for seed in range(8)]
         augmentation = {"random_resized_crop": 0.2, "horizontal_flip": True}
         data = load(shards(files, [8]), max_train_samples=8, max_eval_samples=8, **STATED, **augmentation)
@@ -169,14 +169,14 @@ class TestSources:
 
 class TestErrors:
     @pytest.mark.parametrize("label", [7, -1])
-    def test_an_unknown_label_is_an_error(self, label, shards, encode):
+    def test_an_unknown_label_is_an_error(self, label, shards):
         images = [encode(image) for image in marked(3, (6, 4, 3))]
         data = load(shards(images, [3], [0, 1, label]), max_train_samples=3, max_eval_samples=3, **STATED)
         with pytest.raises(ValueError, match=rf"label {label} .*0002.png, 0002, .*train-0.tar.*none of the 3 classes"):
             list(data.train.epoch())
 
     @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_a_corrupt_image_is_named_by_key_and_shard_or_left_out(self, num_workers, shards, encode, caplog):
+    def test_a_corrupt_image_is_named_by_key_and_shard_or_left_out(self, num_workers, shards, caplog):
         images = [encode(image) for image in marked(12, (6, 4, 3))]
         images[7] = NOT_AN_IMAGE
         folder, counts = shards(images, [5, 7]), {"max_train_samples": 12, "max_eval_samples": 12}
@@ -190,7 +190,7 @@ class TestErrors:
         with pytest.raises(ValueError, match="cannot be decoded"):
             list(data.train.epoch())
 
-    def test_what_is_not_stated_and_splits_that_cannot_be_streamed_are_errors(self, shards, make_dataset):
+    def test_what_is_not_stated_and_splits_that_cannot_be_streamed_are_errors(self, shards):
         folder = shards()
         needed = "image_size, num_channels, image_mean, image_std, max_train_samples .*max_eval_samples .*class_names"
         with pytest.raises(ValueError, match=f"a stream is not read before training, so set {needed}"):
@@ -202,7 +202,7 @@ class TestErrors:
         with pytest.raises(TypeError, match="buffer_size"):
             list(load(make_dataset(marked(4)), **STATED | {"class_names": None}, **COUNTS).train.epoch())
 
-    def test_columns_and_class_names_are_checked(self, shards, make_dataset):
+    def test_columns_and_class_names_are_checked(self, shards):
         rows = make_dataset(marked(4), [0, 1, 0, 1]).to_iterable_dataset()
         with pytest.raises(ValueError, match="found no label column"):
             load(rows.remove_columns("label"), **STATED, **COUNTS)
@@ -217,7 +217,7 @@ class TestErrors:
         with pytest.raises(TypeError, match="not subscriptable"):
             load(folder, **STATED, **COUNTS).train.epoch_rows()
 
-    def test_images_that_are_decoded_before_are_an_error(self, make_dataset):
+    def test_images_that_are_decoded_before_are_an_error(self):
         rows = make_dataset(marked(4), [0, 1, 2, 0]).to_iterable_dataset()
         sizes = STATED | {"max_train_samples": 4, "max_eval_samples": 4}
         with pytest.raises(AttributeError, match="PngImageFile"):

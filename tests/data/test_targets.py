@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Value
-from made_up_images import RAW, SMALL, both_sizes, marked, seen
+from made_up_images import RAW, SMALL, both_sizes, make_dataset, marked, seen
 from torch import Tensor
 
 from hf_sphere.data import COMPUTED_VALUES, Augmentation, targets
@@ -13,19 +13,14 @@ from hf_sphere.data.augmentation import _rotate
 from hf_sphere.data.targets import read_class_names, read_values
 
 
-@pytest.fixture
-def make_valued(make_dataset):
+def make_valued(values, size=SMALL, *, column: str = "year", feature: Value | None = None, classes=None) -> Dataset:
     """Make a dataset of marked images, labeled by their index, with a column of values."""
-
-    def make(values, size=SMALL, *, column: str = "year", feature: Value | None = None, classes=None) -> Dataset:
-        dataset = make_dataset(marked(len(values), size), range(len(values)) if classes is None else classes)
-        return dataset.add_column(column, list(values), feature=feature)
-
-    return make
+    dataset = make_dataset(marked(len(values), size), range(len(values)) if classes is None else classes)
+    return dataset.add_column(column, list(values), feature=feature)
 
 
 class TestRegression:
-    def test_labels_are_the_values_as_float32_without_classes(self, make_valued, load):
+    def test_labels_are_the_values_as_float32_without_classes(self, load):
         data = load(make_valued([1000.5, 1932.0, -3.25]).remove_columns("label"), task="regression")
         assert data.evaluation.labels.tolist() == [1000.5, 1932.0, -3.25]
         assert data.evaluation.labels.dtype == torch.float32
@@ -34,7 +29,7 @@ class TestRegression:
         assert load(make_valued([1.0, 2.0]), task="regression").class_names == []
 
     @both_sizes
-    def test_values_match_their_images_also_after_a_corrupt_one(self, size, make_dataset, load):
+    def test_values_match_their_images_also_after_a_corrupt_one(self, size, load):
         images = marked(20, size)
         images[3] = b"not an image"
         dataset = make_dataset(images).add_column("value", [index / 4 for index in range(20)])
@@ -45,7 +40,7 @@ class TestRegression:
         assert all(value == mark / 4 for mark, value in trained)
         assert seen(data.evaluation) == [(index, index / 4) for index in range(20) if index != 3]
 
-    def test_holding_out_by_the_seed_does_not_require_two_images_per_class(self, make_valued, load):
+    def test_holding_out_by_the_seed_does_not_require_two_images_per_class(self, load):
         options = RAW | {"task": "regression", "validation_fraction": 0.2}
         data, again, other = (load(make_valued(range(50)), **options, seed=seed) for seed in (0, 0, 1))
         held_out = seen(data.validation)
@@ -57,7 +52,7 @@ class TestRegression:
 
 
 @both_sizes
-def test_values_match_their_images(size, make_valued, load):
+def test_values_match_their_images(size, load):
     values, classes = [index / 4 for index in range(20)], [index % 2 for index in range(20)]
     data = load(make_valued(values, size, classes=classes), **RAW, task="joint", validation_fraction=0.3)
     for part in (data.train, data.validation, data.evaluation):
@@ -68,12 +63,12 @@ def test_values_match_their_images(size, make_valued, load):
 
 
 class TestRange:
-    def test_classification_has_none_and_ignores_a_value_column(self, make_valued, load):
+    def test_classification_has_none_and_ignores_a_value_column(self, load):
         data = load(make_valued([math.nan, None]))
         assert data.value_range is None
         assert set(next(data.train.epoch())) == {"pixel_values", "labels"}
 
-    def test_it_is_that_of_the_training_images_without_those_held_out(self, make_valued, load):
+    def test_it_is_that_of_the_training_images_without_those_held_out(self, load):
         for task in ("regression", "joint"):
             data = load(make_valued([3.0, -1.5, 2.0]), make_valued([-99.0, 99.0]), task=task)
             assert data.value_range == (-1.5, 3.0)
@@ -83,7 +78,7 @@ class TestRange:
 
 
 class TestColumn:
-    def test_the_column_is_found_by_common_names_or_specified(self, make_valued, load):
+    def test_the_column_is_found_by_common_names_or_specified(self, load):
         assert load(make_valued([1.0, 2.0], column="age"), task="regression").value_range == (1.0, 2.0)
         dataset = make_valued([1.0, 2.0], column="age").add_column("weight", [5.0, 6.0])
         assert load(dataset, task="regression", value_column_name="weight").value_range == (5.0, 6.0)
@@ -107,7 +102,7 @@ class TestColumn:
         for values in ([20_200_101, 20_250_101], [0.1, 0.1], [1.6e9, 1.7e9]):
             assert read_values(Dataset.from_dict({"time": values}), "time", "train").tolist() == pytest.approx(values)
 
-    def test_bad_input_is_refused(self, make_dataset, load, make_valued):
+    def test_bad_input_is_refused(self, load):
         with pytest.raises(ValueError, match=r"found no value column.*--value_column_name.*--computed_value \(slant\)"):
             load(make_dataset(marked(2)), task="regression")
         with pytest.raises(ValueError, match=r"no value column 'year'; the data has the columns"):

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from made_up_images import noise
+from made_up_images import encode, make_dataset, noise
 from PIL import Image as PILImage
 from torchvision.transforms import v2
 
@@ -18,16 +18,11 @@ ORIGINALS = [noise(31, 44, 3, seed=seed) for seed in range(11)]
 EVERYTHING = Augmentation(random_resized_crop=0.2, horizontal_flip=True, rand_augment=[2, 9], rotation=20.0)
 
 
-@pytest.fixture
-def batches(make_dataset):
+def batches(images=ORIGINALS, shape=(16, 16), **options) -> ImagesFromDisk:
     """Return a function that makes training batches of images, with pixel values from 0 to 255."""
-
-    def make(images=ORIGINALS, shape=(16, 16), **options) -> ImagesFromDisk:
-        encoded = EncodedImages(make_dataset(images), "image", ImageShape(3, *shape))
-        options = {"batch_size": 4, "mean": [0.0], "std": [1 / 255], "shuffle": True, "num_workers": 0} | options
-        return ImagesFromDisk(encoded, torch.arange(len(images)), **options)
-
-    return make
+    encoded = EncodedImages(make_dataset(images), "image", ImageShape(3, *shape))
+    options = {"batch_size": 4, "mean": [0.0], "std": [1 / 255], "shuffle": True, "num_workers": 0} | options
+    return ImagesFromDisk(encoded, torch.arange(len(images)), **options)
 
 
 def images_by_label(epoch) -> dict[int, torch.Tensor]:
@@ -35,7 +30,7 @@ def images_by_label(epoch) -> dict[int, torch.Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (12, 20)])
-def test_an_augmented_image_is_what_torchvision_makes_of_the_original(shape, batches):
+def test_an_augmented_image_is_what_torchvision_makes_of_the_original(shape):
     augmentation = Augmentation(
         random_resized_crop=0.2, crop_aspect_ratio=1.5, horizontal_flip=True, rand_augment=[2, 9]
     )
@@ -52,7 +47,7 @@ def test_an_augmented_image_is_what_torchvision_makes_of_the_original(shape, bat
         assert torch.equal(found[label].round().byte(), expected)
 
 
-def test_crops_are_sharper_than_those_of_the_resized_image(batches):
+def test_crops_are_sharper_than_those_of_the_resized_image():
     """A small crop of an image that was resized first has no detail."""
     stripes = np.tile(np.array([0, 255], dtype=np.uint8), (32, 16))[..., None].repeat(3, 2)
     crop = Augmentation(random_resized_crop=0.05)
@@ -65,7 +60,7 @@ def test_crops_are_sharper_than_those_of_the_resized_image(batches):
     assert original.std(dim=(1, 2, 3)).max() > 60
 
 
-def test_a_turned_photo_is_cropped_upright(batches):
+def test_a_turned_photo_is_cropped_upright():
     upright = noise(40, 60, 3)
     pixels, buffer = PILImage.fromarray(upright), io.BytesIO()
     exif = PILImage.Exif()
@@ -76,7 +71,7 @@ def test_a_turned_photo_is_cropped_upright(batches):
     assert torch.equal(turned["pixel_values"], plain["pixel_values"])
 
 
-def test_a_large_jpeg_is_decoded_at_a_smaller_size_with_nearly_the_same_crop(batches, encode, monkeypatch):
+def test_a_large_jpeg_is_decoded_at_a_smaller_size_with_nearly_the_same_crop(monkeypatch):
     x, y = np.meshgrid(np.arange(1200), np.arange(900))
     waves = np.stack([127 + 100 * np.sin(x / 160), 127 + 100 * np.cos(y / 120), (x + y) / 9], -1).astype(np.uint8)
     photo = encode(waves, "JPEG", quality=95)
@@ -91,7 +86,7 @@ def test_a_large_jpeg_is_decoded_at_a_smaller_size_with_nearly_the_same_crop(bat
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_augmentation_is_the_same_for_any_number_of_workers_and_processes(num_workers, batches):
+def test_augmentation_is_the_same_for_any_number_of_workers_and_processes(num_workers):
     augmentation = Augmentation(random_resized_crop=0.2, horizontal_flip=True, rand_augment=[2, 9])
     parts = {}
     for index in range(2):
@@ -102,7 +97,7 @@ def test_augmentation_is_the_same_for_any_number_of_workers_and_processes(num_wo
     assert all(torch.equal(parts[label], image) for label, image in alone.items())
 
 
-def test_augmentation_of_episodes_is_the_same_for_any_number_of_processes(batches):
+def test_augmentation_of_episodes_is_the_same_for_any_number_of_processes():
     drawn = {"augmentation": Augmentation(random_resized_crop=0.2), "batch_size": None, "episodes": Episodes(4, 1, 4)}
     alone = [batch["pixel_values"] for batch in batches(**drawn).epoch(2)]
     for index in range(2):
@@ -110,7 +105,7 @@ def test_augmentation_of_episodes_is_the_same_for_any_number_of_processes(batche
         assert torch.equal(torch.stack([batch["pixel_values"] for batch in part]), torch.stack(alone[index::2]))
 
 
-def test_shuffled_pixels_are_augmented_like_those_in_memory(make_dataset):
+def test_shuffled_pixels_are_augmented_like_those_in_memory():
     """The permutation is for the size of the model, so the crop must come after it."""
     encoded = EncodedImages(make_dataset(ORIGINALS), "image", ImageShape(3, 16, 16))
     rows, options = torch.arange(11), {"batch_size": 4, "mean": [0.0], "std": [1 / 255], "shuffle": True}

@@ -169,23 +169,18 @@ def test_a_layer_with_its_own_forward_pass_is_refused_but_its_stored_weight_can_
     assert list(projection_statistics(model.state_dict(), "all").layers) == ["stem", "head"]
 
 
-@pytest.fixture
-def adapted():
+def adapted(method="LoraConfig", **options):
     """Build a model with an adapter of PEFT on its linear layers."""
     peft = pytest.importorskip("peft")
-
-    def build(method="LoraConfig", **options):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 6), nn.Linear(6, 2))
-        return peft.get_peft_model(model, getattr(peft, method)(target_modules=["2"], **options))
-
-    return build
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(4, 6), nn.Linear(6, 2))
+    return peft.get_peft_model(model, getattr(peft, method)(target_modules=["2"], **options))
 
 
 @pytest.mark.parametrize(
     ("method", "options"), [("LoraConfig", {}), ("IA3Config", {"feedforward_modules": []}), ("OFTConfig", {})]
 )
-def test_a_layer_with_an_adapter_is_refused_as_module_file_or_state_dict(adapted, method, options, tmp_path):
+def test_a_layer_with_an_adapter_is_refused_as_module_file_or_state_dict(method, options, tmp_path):
     model = adapted(method, **options)
     sources = [model, model.state_dict()]
     if method == "LoraConfig":

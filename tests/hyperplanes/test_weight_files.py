@@ -37,15 +37,10 @@ def assert_same(found, expected, prefix=""):
         assert torch.equal(same.weight, layer.weight)
 
 
-@pytest.fixture
-def write(tmp_path):
+def write(tmp_path, tensors=None):
     """Write tensors to model.safetensors and return the folder."""
-
-    def write_tensors(tensors=None):
-        save_file(tensors or {"conv.weight": torch.randn(2, 3, 3, 3)}, tmp_path / "model.safetensors")
-        return tmp_path
-
-    return write_tensors
+    save_file(tensors or {"conv.weight": torch.randn(2, 3, 3, 3)}, tmp_path / "model.safetensors")
+    return tmp_path
 
 
 @pytest.mark.parametrize("build", [small_bert, small_resnet])
@@ -71,10 +66,10 @@ def test_embedding_tables_without_a_bias_are_not_linear_layers(name):
     assert (name in read({**state, f"{name}.bias": torch.randn(5)})) == (name in LINEAR)
 
 
-def test_names_are_sorted_numerically_and_tied_tensors_of_a_state_dict_count_once(write):
-    folder = write({f"layers.{number}.weight": torch.randn(2, 2) for number in (10, 9, 1)})
+def test_names_are_sorted_numerically_and_tied_tensors_of_a_state_dict_count_once(tmp_path):
+    folder = write(tmp_path, {f"layers.{number}.weight": torch.randn(2, 2) for number in (10, 9, 1)})
     assert list(read(folder)) == ["layers.1", "layers.9", "layers.10"]
-    assert list(read(write(nn.Linear(2, 3).state_dict()))) == [""]
+    assert list(read(write(tmp_path, nn.Linear(2, 3).state_dict()))) == [""]
     weight = torch.randn(3, 3)
     state = {"first.weight": weight, "second.weight": weight, "third.weight": weight.clone()}
     assert list(read(state)) == ["first", "third"]
@@ -89,10 +84,10 @@ PARTS = [
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
 @pytest.mark.parametrize("normalize", PARTS)
-def test_weights_stored_in_parts_require_the_model(normalize, write):
+def test_weights_stored_in_parts_require_the_model(normalize, tmp_path):
     model = nn.Sequential(normalize(nn.Conv1d(2, 3, 3)))
     with pytest.raises(ValueError, match=r"0 has a weight that is quantized or stored in parts .* Pass the model"):
-        read(write({name: value.contiguous() for name, value in model.state_dict().items()}))
+        read(write(tmp_path, {name: value.contiguous() for name, value in model.state_dict().items()}))
     assert list(read(model)) == ["0"]
 
 
@@ -131,8 +126,8 @@ def incomplete(folder):
         (incomplete, KeyError, r"fc\.weight"),
     ],
 )
-def test_a_folder_without_one_readable_checkpoint_is_refused(change, error, message, write):
-    folder = write()
+def test_a_folder_without_one_readable_checkpoint_is_refused(change, error, message, tmp_path):
+    folder = write(tmp_path)
     change(folder)
     with pytest.raises(error, match=message):
         read(folder)

@@ -41,16 +41,11 @@ def tokenizer(checkpoint) -> Any:
     return AutoTokenizer.from_pretrained(checkpoint)
 
 
-@pytest.fixture
-def load(checkpoint):
+def load(checkpoint, **options: Any) -> tuple[SphereBertForMaskedLM, BertForMaskedLM]:
     """Load the plain model and the spherized one that starts from it."""
-
-    def pair(**options: Any) -> tuple[SphereBertForMaskedLM, BertForMaskedLM]:
-        torch.manual_seed(0)
-        spherized = SphereBertForMaskedLM.from_pretrained(checkpoint, **options)
-        return spherized.eval(), BertForMaskedLM.from_pretrained(checkpoint).eval()
-
-    return pair
+    torch.manual_seed(0)
+    spherized = SphereBertForMaskedLM.from_pretrained(checkpoint, **options)
+    return spherized.eval(), BertForMaskedLM.from_pretrained(checkpoint).eval()
 
 
 def batch_of(tokenizer: Any, texts: list[str]) -> dict[str, Tensor]:
@@ -108,8 +103,8 @@ def explained_variance(points: np.ndarray, targets: np.ndarray, solution: np.nda
 
 @pytest.mark.settings(layers=lambda layers: {"layers": str(layers)})
 @pytest.mark.parametrize(("layers", "ridge"), [([1], 0.0), ([0, 1], 1e-4)])
-def test_map_is_the_ridge_regression_on_the_layer_inputs_layer_by_layer(load, tokenizer, layers, ridge):
-    model, reference = (half.double() for half in load(spherized_layers=layers))
+def test_map_is_the_ridge_regression_on_the_layer_inputs_layer_by_layer(checkpoint, tokenizer, layers, ridge):
+    model, reference = (half.double() for half in load(checkpoint, spherized_layers=layers))
     batch = batch_of(tokenizer, sentences(100))
     fits = fit_with(ridge, model, reference, [batch])
     for layer, fit in zip(layers, fits, strict=True):  # the map of a layer does not change its own inputs
@@ -119,8 +114,8 @@ def test_map_is_the_ridge_regression_on_the_layer_inputs_layer_by_layer(load, to
         assert (fit.layer, fit.ridge, fit.num_tokens) == (layer, ridge, len(points))
 
 
-def test_explained_variance_is_measured_on_every_fifth_text(load, tokenizer):
-    model, reference = (half.double() for half in load())
+def test_explained_variance_is_measured_on_every_fifth_text(checkpoint, tokenizer):
+    model, reference = (half.double() for half in load(checkpoint))
     texts = sentences(100)
     [fit] = fit_spherization(model, reference, texts, tokenizer=tokenizer)
     batch = batch_of(tokenizer, texts)
@@ -196,7 +191,7 @@ def test_fit_compensates_for_earlier_layers_if_the_norm_comes_first(encoder):
 
 
 def test_texts_and_tokenized_batches_give_the_same_fit_also_of_an_encoder_without_a_head(
-    load, tokenizer, checkpoint, monkeypatch
+    tokenizer, checkpoint, monkeypatch
 ):
     maps = []
     texts = sentences(64)
@@ -204,7 +199,7 @@ def test_texts_and_tokenized_batches_give_the_same_fit_also_of_an_encoder_withou
     for batch in batches:
         batch["labels"] = batch["input_ids"]  # unused
     for given in ([*texts[:20], "", " \n", *texts[20:]], batches):  # empty texts are skipped
-        model, reference = load()
+        model, reference = load(checkpoint)
         fit_with(1e-4, model, reference, given)  # with the tokenizer of the checkpoint
         maps.append(new_map(model))
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
@@ -221,19 +216,19 @@ def test_texts_and_tokenized_batches_give_the_same_fit_also_of_an_encoder_withou
 @pytest.mark.parametrize(
     ("options", "trained"), [({"chunk_size_feed_forward": 4}, False), ({"hidden_dropout_prob": 0.5}, True)]
 )
-def test_a_chunked_feed_forward_and_dropout_in_training_mode_give_the_same_fit(load, options, trained):
+def test_a_chunked_feed_forward_and_dropout_in_training_mode_give_the_same_fit(checkpoint, options, trained):
     ids = torch.randint(5, 400, (30, 12))
     maps = []
     for given in ({}, options):
-        model, reference = load(**given)
+        model, reference = load(checkpoint, **given)
         model.train(trained and bool(given))
         fit_with(1e-3, model, reference, [{"input_ids": ids}])
         maps.append(new_map(model))
     torch.testing.assert_close(*maps, rtol=1e-4, atol=1e-5)
 
 
-def test_reading_stops_at_the_token_limit(load, tokenizer):
-    model, reference = load()
+def test_reading_stops_at_the_token_limit(checkpoint, tokenizer):
+    model, reference = load(checkpoint)
     read: list[str] = []
 
     def endless() -> Iterator[str]:
@@ -247,8 +242,8 @@ def test_reading_stops_at_the_token_limit(load, tokenizer):
     assert lengths[-17] < 500 <= lengths[-1] == fit.num_tokens
 
 
-def test_only_the_new_maps_are_modified_and_the_fit_described(load, tokenizer):
-    model, reference = load()
+def test_only_the_new_maps_are_modified_and_the_fit_described(checkpoint, tokenizer):
+    model, reference = load(checkpoint)
     model.train()
     model.bert.embeddings.eval()  # as when the embeddings are frozen
     modes = [module.training for half in (model, reference) for module in half.modules()]
@@ -267,11 +262,11 @@ def test_only_the_new_maps_are_modified_and_the_fit_described(load, tokenizer):
 # Validation
 
 
-def test_equal_texts_can_be_fitted_and_too_few_are_rejected(load, tokenizer):
-    fit_spherization(*load(), sentences(1) * 50, tokenizer=tokenizer)
+def test_equal_texts_can_be_fitted_and_too_few_are_rejected(checkpoint, tokenizer):
+    fit_spherization(*load(checkpoint), sentences(1) * 50, tokenizer=tokenizer)
     for few in (sentences(2), [], [{"input_ids": torch.randint(5, 400, (6, 10))}]):
         with pytest.raises(ValueError, match=r"needs at least 65 tokens in 5 texts; got \d+ tokens in"):
-            fit_spherization(*load(), few, tokenizer=tokenizer)
+            fit_spherization(*load(checkpoint), few, tokenizer=tokenizer)
 
 
 def test_texts_with_tokens_are_held_out_if_every_fifth_is_padding_in_any_batches(family):

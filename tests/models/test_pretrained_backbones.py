@@ -198,31 +198,26 @@ class TestTransformers:
 
 
 class TestWeightFiles:
-    @pytest.fixture
-    def weights(self, tmp_path):
+    def weights(self, tmp_path, name: str = "resnet10t", kind: str = "safetensors", **options):
         """Save the weights of a timm model with its classifier, and return them and the file."""
-
-        def write(name: str = "resnet10t", kind: str = "safetensors", **options):
-            state = timm.create_model(name, num_classes=5, **options).state_dict()
-            file = tmp_path / f"weights.{kind}"
-            if kind == "safetensors":
-                save_file(state, file)
-            else:  # as data-parallel training saves them
-                torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, file)
-            return state, str(file)
-
-        return write
+        state = timm.create_model(name, num_classes=5, **options).state_dict()
+        file = tmp_path / f"weights.{kind}"
+        if kind == "safetensors":
+            save_file(state, file)
+        else:  # as data-parallel training saves them
+            torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, file)
+        return state, str(file)
 
     @pytest.mark.parametrize("kind", ["safetensors", "pth"])
-    def test_all_tensors_but_the_classifier_are_loaded(self, kind, weights, caplog):
+    def test_all_tensors_but_the_classifier_are_loaded(self, kind, tmp_path, caplog):
         caplog.set_level("INFO")
-        state, file = weights(kind=kind)
+        state, file = self.weights(tmp_path, kind=kind)
         own = create_backbone("resnet10t", num_channels=3, image_size=32, pretrained=file).state_dict()
         assert all(torch.equal(state[name], value) for name, value in own.items())
         assert "not used: fc.weight, fc.bias" in caplog.text or "not used: fc.bias, fc.weight" in caplog.text
 
-    def test_gray_images_use_the_summed_filters_and_other_sizes_resampled_positions(self, weights):
-        state, file = weights("vit_tiny_patch16_224", img_size=32)
+    def test_gray_images_use_the_summed_filters_and_other_sizes_resampled_positions(self, tmp_path):
+        state, file = self.weights(tmp_path, "vit_tiny_patch16_224", img_size=32)
         own = create_backbone("vit_tiny_patch16_224", num_channels=1, image_size=64, pretrained=file)
         expected = state["patch_embed.proj.weight"].sum(dim=1, keepdim=True)
         torch.testing.assert_close(own.patch_embed.proj.weight, expected)

@@ -11,11 +11,11 @@ import pytest
 import timm
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from architectures import described
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertModel
+from two_processes import forget
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
 from hf_sphere.optim import AdamSRT, build_optimizer, find_scale_invariant_weights, scale_invariant_groups
@@ -239,8 +239,3 @@ def test_mixed_precision_has_no_effect_on_the_search_and_a_prepared_model_keeps_
     prepared(torch.randn(2, 3, 9, 9))
     assert dtypes == [torch.bfloat16]
     forget()
-
-
-def forget() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()

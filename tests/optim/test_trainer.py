@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +47,21 @@ def small_net() -> ConvNet:
     return ConvNet()
 
 
-@pytest.fixture
-def arguments(tmp_path: Path) -> Callable[..., TrainingArguments]:
+def arguments(tmp_path: Path, **options: Any) -> TrainingArguments:
     """Create arguments of a short run without reporting."""
-
-    def make(**options: Any) -> TrainingArguments:
-        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 5}
-        size = {"per_device_train_batch_size": 32, "num_train_epochs": 2, "learning_rate": 1e-2}
-        return TrainingArguments(**{"output_dir": str(tmp_path / "run")} | quiet | size | options)
-
-    return make
+    quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "logging_steps": 5}
+    size = {"per_device_train_batch_size": 32, "num_train_epochs": 2, "learning_rate": 1e-2}
+    return TrainingArguments(**{"output_dir": str(tmp_path / "run")} | quiet | size | options)
 
 
 def optimizer_of(args: TrainingArguments, model: nn.Module | None = None, **options: Any) -> torch.optim.Optimizer:
     return Trainer(model or small_net(), args, **options).create_optimizer()
 
 
-def test_parts_in_evaluation_mode_are_grouped_as_the_trainer_trains_them(arguments):
+def test_parts_in_evaluation_mode_are_grouped_as_the_trainer_trains_them(tmp_path):
     model = small_net()
     model.norm.eval()  # as a pretrained part of a new model
-    groups = optimizer_of(arguments(optim="adam_srt"), model).param_groups
+    groups = optimizer_of(arguments(tmp_path, optim="adam_srt"), model).param_groups
     assert [group["param_names"] for group in groups if group["channel_dims"] is not None] == [["conv.weight"]]
 
 
@@ -102,9 +96,9 @@ def test_repeated_registration_has_no_effect():
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if issubclass(kind, SphereOptimizer)])
-def test_the_name_creates_the_class_with_scale_invariant_groups_and_the_settings_that_it_has(name, arguments):
+def test_the_name_creates_the_class_with_scale_invariant_groups_and_the_settings_that_it_has(name, tmp_path):
     adam = {"adam_beta1": 0.7, "adam_beta2": 0.8, "adam_epsilon": 1e-5}
-    optimizer = optimizer_of(arguments(optim=name, learning_rate=0.5, weight_decay=0.1, **adam))
+    optimizer = optimizer_of(arguments(tmp_path, optim=name, learning_rate=0.5, weight_decay=0.1, **adam))
     own = {"momentum": 0.9} if name == "sgd_mrt" else {"betas": (0.7, 0.8), "eps": 1e-5}
     assert optimizer.param_groups[0].items() >= {"lr": 0.5, **own}.items()
     assert type(optimizer) is KINDS[name]
@@ -135,8 +129,8 @@ def settings(optimizer: torch.optim.Optimizer, *names: str) -> list[Any]:
     ],
 )
 @pytest.mark.filterwarnings("ignore:no weight of ConvNet")
-def test_optim_args_take_precedence_but_do_not_enable_weight_decay_of_norms(name, text, expected, arguments):
-    optimizer = optimizer_of(arguments(optim=name, optim_args=text, weight_decay=0.1))
+def test_optim_args_take_precedence_but_do_not_enable_weight_decay_of_norms(name, text, expected, tmp_path):
+    optimizer = optimizer_of(arguments(tmp_path, optim=name, optim_args=text, weight_decay=0.1))
     assert settings(optimizer, *expected) == list(expected.values())
     assert [type(value) for value in settings(optimizer, *expected)] == [type(value) for value in expected.values()]
     assert optimizer.param_groups[-1]["weight_decay"] == 0.0
@@ -152,18 +146,18 @@ def test_optim_args_take_precedence_but_do_not_enable_weight_decay_of_norms(name
         ("adam_srt", "maximize=maybe", "invalid truth value maybe"),
     ],
 )
-def test_invalid_optim_args_are_rejected(name, text, message, arguments):
+def test_invalid_optim_args_are_rejected(name, text, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        optimizer_of(arguments(optim=name, optim_args=text))
+        optimizer_of(arguments(tmp_path, optim=name, optim_args=text))
 
 
-def test_class_and_settings_or_groups_can_be_passed_to_the_trainer(arguments):
-    optimizer = optimizer_of(arguments(), optimizer_cls_and_kwargs=(AdamSRT, {"lr": 0.5, "betas": (0.5, 0.6)}))
+def test_class_and_settings_or_groups_can_be_passed_to_the_trainer(tmp_path):
+    optimizer = optimizer_of(arguments(tmp_path), optimizer_cls_and_kwargs=(AdamSRT, {"lr": 0.5, "betas": (0.5, 0.6)}))
     assert type(optimizer) is AdamSRT
     assert settings(optimizer, "lr", "betas", "channel_dims") == [0.5, (0.5, 0.6), None]  # the Trainer's own groups
     model = small_net()
     given = {"params": scale_invariant_groups(model), "lr": 0.5}
-    optimizer = optimizer_of(arguments(), model, optimizer_cls_and_kwargs=(SGDMRT, given))
+    optimizer = optimizer_of(arguments(tmp_path), model, optimizer_cls_and_kwargs=(SGDMRT, given))
     assert settings(optimizer, "channel_dims") == [(0,)]
 
 
@@ -171,10 +165,10 @@ def test_class_and_settings_or_groups_can_be_passed_to_the_trainer(arguments):
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_the_callback_logs_diagnostics_at_the_requested_interval(is_ours, arguments, digits):
+def test_the_callback_logs_diagnostics_at_the_requested_interval(is_ours, tmp_path, digits):
     model = small_net()
     given = (None if is_ours else torch.optim.AdamW(parameter_groups(model)), None)
-    args = arguments(optim="adam_srt", max_steps=6, logging_strategy="no")
+    args = arguments(tmp_path, optim="adam_srt", max_steps=6, logging_strategy="no")
     trainer = Trainer(model, args, train_dataset=digits, optimizers=given)
     trainer.add_callback(StepDiagnosticsCallback(trainer.log, every=2))
     trainer.train()
@@ -191,8 +185,8 @@ def losses(trainer: Trainer) -> list[float]:
 
 
 @pytest.mark.parametrize(("name", "rate"), [("adam_srt", 1e-2), ("adam_s", 1e-2), ("adam_g", 1e-2), ("sgd_mrt", 0.1)])
-def test_the_unmodified_trainer_can_train(name, rate, arguments, digits):
-    trainer = Trainer(small_net(), arguments(optim=name, learning_rate=rate), train_dataset=digits)
+def test_the_unmodified_trainer_can_train(name, rate, tmp_path, digits):
+    trainer = Trainer(small_net(), arguments(tmp_path, optim=name, learning_rate=rate), train_dataset=digits)
     trainer.train()
     assert losses(trainer)[-1] < 0.6 * losses(trainer)[0]
     assert [group["param_names"] for group in trainer.optimizer.param_groups][:2] == [
@@ -202,13 +196,13 @@ def test_the_unmodified_trainer_can_train(name, rate, arguments, digits):
 
 
 @pytest.mark.parametrize(("name", "rate"), [("sgd_mrt", 0.1), ("muon_hyperball", 1e-2)])
-def test_a_resumed_run_matches_an_uninterrupted_run(name, rate, arguments, digits, tmp_path):
+def test_a_resumed_run_matches_an_uninterrupted_run(name, rate, digits, tmp_path):
     def train(folder: str, **options: Any) -> dict[str, Tensor]:
         model = small_net()
         model.linear = nn.Sequential(nn.Linear(72, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
         schedule = {"lr_scheduler_type": "cosine", "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}
         saves = {"output_dir": tmp_path / folder, "save_strategy": "steps", "save_steps": 10}  # 8 steps per epoch
-        args = arguments(optim=name, learning_rate=rate, **schedule, **saves)
+        args = arguments(tmp_path, optim=name, learning_rate=rate, **schedule, **saves)
         trainer = Trainer(model, args, train_dataset=digits)
         trainer.train(**options)
         return {key: value.clone() for key, value in trainer.model.state_dict().items()}

@@ -1,5 +1,4 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +43,11 @@ def folder(tmp_path) -> Path:
     return tmp_path / "embedded"
 
 
-@pytest.fixture
-def save(folder) -> Callable[..., str]:
+def save(folder, split: str = "train", **columns) -> str:
     """Save a dataset as another program would."""
-
-    def save_rows(split: str = "train", **columns) -> str:
-        folder.mkdir(exist_ok=True)
-        Dataset.from_dict(columns).to_parquet(folder / f"{split}.parquet")
-        return str(folder)
-
-    return save_rows
+    folder.mkdir(exist_ok=True)
+    Dataset.from_dict(columns).to_parquet(folder / f"{split}.parquet")
+    return str(folder)
 
 
 class TestWriting:
@@ -127,8 +121,8 @@ class TestReading:
         assert data.about["distance"] == "cosine"
 
     @pytest.mark.parametrize("number", [int, float])
-    def test_only_the_embedding_column_is_required(self, save, number):
-        data = read_embeddings(save(embedding=[[number(1), number(2)], [number(3), number(4)]]))
+    def test_only_the_embedding_column_is_required(self, folder, number):
+        data = read_embeddings(save(folder, embedding=[[number(1), number(2)], [number(3), number(4)]]))
         assert data.embeddings.tolist() == [[1.0, 2.0], [3.0, 4.0]]
         assert data.embeddings.dtype == torch.float32
         assert (data.labels, data.predictions, data.certainties) == (None, None, {})
@@ -139,8 +133,8 @@ class TestReading:
         [([3, 0, 3], ["0", "3"]), (["b", "a", "b"], ["a", "b"]), (["0", "-1", "0"], ["-1", "0"])],
         ids=["integers", "names", "numeric names"],
     )
-    def test_labels_can_be_integers_or_names(self, save, labels, names):
-        data = read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
+    def test_labels_can_be_integers_or_names(self, folder, labels, names):
+        data = read_embeddings(save(folder, embedding=[[1.0]] * 3, label=labels))
         assert data.class_names == names
         assert data.labels.tolist() == [1, 0, 1]
 
@@ -159,13 +153,13 @@ class TestReading:
             ({"embedding": [[1.0]] * 3, "index": [4, None, 5]}, "column index of .* must be integers"),
         ],
     )
-    def test_missing_columns_and_invalid_cells_are_rejected(self, save, columns, message):
+    def test_missing_columns_and_invalid_cells_are_rejected(self, folder, columns, message):
         with pytest.raises((ValueError, TypeError), match=message):
-            read_embeddings(save(**columns))
+            read_embeddings(save(folder, **columns))
 
-    def test_several_splits_require_a_choice(self, save):
-        save("train", embedding=[[1.0]])
-        name = save("test", embedding=[[2.0]])
+    def test_several_splits_require_a_choice(self, folder):
+        save(folder, "train", embedding=[[1.0]])
+        name = save(folder, "test", embedding=[[2.0]])
         with pytest.raises(ValueError, match=r"has the splits train, test; choose one with --split"):
             read_embeddings(name)
         assert read_embeddings(name, split="test").embeddings.tolist() == [[2.0]]
@@ -173,20 +167,20 @@ class TestReading:
             with pytest.raises(ValueError, match="no split 'validation'"):
                 read_embeddings(name, split="validation", **option)
 
-    def test_a_wrong_name_for_the_only_split_is_rejected_by_default(self, save):
-        name = save(embedding=[[1.0]])
+    def test_a_wrong_name_for_the_only_split_is_rejected_by_default(self, folder):
+        name = save(folder, embedding=[[1.0]])
         assert read_embeddings(name).split == read_embeddings(name, split="train").split == "train"
         with pytest.raises(ValueError, match=r"no split 'test'; the data has train\. Choose one with --split"):
             read_embeddings(name, split="test")
         assert read_embeddings(name, split="test", only_split=True).split == "train"
 
-    def test_row_sampling_depends_on_the_seed(self, save):
-        name = save(embedding=[[float(row)] for row in range(100)])
+    def test_row_sampling_depends_on_the_seed(self, folder):
+        name = save(folder, embedding=[[float(row)] for row in range(100)])
         drawn = [read_embeddings(name, max_samples=10, seed=seed).embeddings[:, 0].tolist() for seed in (0, 0, 1)]
         assert drawn[0] == drawn[1] != drawn[2]
         assert drawn[0] == sorted(set(drawn[0]))
         assert len(drawn[0]) == 10
-        assert len(read_embeddings(save(embedding=[[1.0]] * 3), max_samples=10).embeddings) == 3
+        assert len(read_embeddings(save(folder, embedding=[[1.0]] * 3), max_samples=10).embeddings) == 3
 
     @pytest.mark.parametrize(
         ("column", "value", "message"),
@@ -211,18 +205,18 @@ class TestReading:
 
     @pytest.mark.parametrize("column", ["embedding", "logits"])
     @pytest.mark.parametrize("value", [1e300, 1e39, float("nan"), float("inf")])
-    def test_a_vector_that_is_not_finite_in_float32_is_named_by_its_row(self, save, column, value):
+    def test_a_vector_that_is_not_finite_in_float32_is_named_by_its_row(self, folder, column, value):
         vectors = {"embedding": [[0.0, 1.0]] * 40} | {column: [[0.0, 1.0]] * 39 + [[value, 1.0]]}
         with pytest.raises(ValueError, match=rf"column {column} .*must be finite; 1 of 40 are not, .* at index 39"):
-            read_embeddings(save(**vectors))
+            read_embeddings(save(folder, **vectors))
 
-    def test_bad_input_is_refused(self, save, folder):
+    def test_bad_input_is_refused(self, folder):
         with pytest.raises(ValueError, match="no column label; it has: embedding, text"):
-            read_embeddings(save(embedding=[[1.0]], text=["a"]), needed=["label"])
+            read_embeddings(save(folder, embedding=[[1.0]], text=["a"]), needed=["label"])
         for labels in ([-1, -1, -1], [0, 2, -1]):
             row = labels.index(-1)
             with pytest.raises(ValueError, match=f"label of .*split 'train', is -1 in row {row}, not a class"):
-                read_embeddings(save(embedding=[[1.0]] * 3, label=labels))
+                read_embeddings(save(folder, embedding=[[1.0]] * 3, label=labels))
         columns = columns_of(50)
         columns["concentration"][7:] = -1.0
         name = str(write(folder, columns))
@@ -231,7 +225,7 @@ class TestReading:
         with pytest.raises(ValueError, match=rf"is -1\.0 in row {first},"):
             read_embeddings(name, max_samples=5)
         with pytest.raises(ValueError, match="--max_samples must be an integer of at least 1; got 0"):
-            read_embeddings(save(embedding=[[1.0]]), max_samples=0)
+            read_embeddings(save(folder, embedding=[[1.0]]), max_samples=0)
 
 
 NAMES = ["cat", "dog", "bird", "cow"]

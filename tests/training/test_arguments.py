@@ -4,7 +4,6 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,33 +19,23 @@ from hf_sphere.utils import configs
 from hf_sphere.utils.arguments import given_arguments, parse_arguments
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> Callable[..., str]:
+def config(tmp_path: Path, text: str, name: str = "config.yaml") -> str:
     """Write a YAML file and return its path."""
-
-    def write(text: str, name: str = "config.yaml") -> str:
-        path = tmp_path / name
-        path.write_text(text)
-        return str(path)
-
-    return write
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
 
 
 def parse(*words: str) -> tuple[ModelArguments, ImageDataArguments, RecipeArguments]:
     return parse_arguments((ModelArguments, ImageDataArguments, RecipeArguments), [*words, "--output_dir", "out"])
 
 
-@pytest.fixture
-def refusal(capsys) -> Callable[..., str]:
+def refusal(capsys, *words: str) -> str:
     """Parse invalid arguments, which must be a usage error, and return the message."""
-
-    def message_for(*words: str) -> str:
-        with pytest.raises(SystemExit) as stop:
-            parse(*words)
-        assert stop.value.code == 2
-        return capsys.readouterr().err
-
-    return message_for
+    with pytest.raises(SystemExit) as stop:
+        parse(*words)
+    assert stop.value.code == 2
+    return capsys.readouterr().err
 
 
 def test_the_docstring_describes_every_argument_once():
@@ -68,9 +57,9 @@ def test_output_dir_is_required_and_looked_for_in_mistyped_options(capsys):
         assert stop.value.code == (0 if words == ["--help"] else 2)
 
 
-def test_command_line_overrides_yaml_in_either_order_and_a_later_file_an_earlier_one(config):
-    file, word = ["--config", config("learning_rate: 0.5\nmomentum: 0.3")], ["--learning_rate", "0.25"]
-    later = ["--config", config("learning_rate: 0.25", "later.yaml")]
+def test_command_line_overrides_yaml_in_either_order_and_a_later_file_an_earlier_one(tmp_path):
+    file, word = ["--config", config(tmp_path, "learning_rate: 0.5\nmomentum: 0.3")], ["--learning_rate", "0.25"]
+    later = ["--config", config(tmp_path, "learning_rate: 0.25", "later.yaml")]
     for words in (file + word, word + file, file + later):
         args = parse(*words)[2]
         assert (args.learning_rate, args.momentum) == (0.25, 0.3)
@@ -87,14 +76,14 @@ VALUES["head_kwargs"]["{scaling: 5.0, learn_scaling: false, widths: [1, 2]}"] = 
 }  # fmt: skip
 
 
-def test_values_of_yaml_and_of_the_command_line_have_their_types_and_null_is_the_default(config):
+def test_values_of_yaml_and_of_the_command_line_have_their_types_and_null_is_the_default(tmp_path):
     for name, values in VALUES.items():
         for text, value in values.items():
-            file = config(f"{name}: {text}")
+            file = config(tmp_path, f"{name}: {text}")
             for words in (["--config", file], [f"--config={file}"], *[[f"--{name}", text]] * (text != "null")):
                 parsed = parse(*words)
                 assert getattr(parsed[0] if hasattr(parsed[0], name) else parsed[2], name) == value
-    assert parse("--config", config("# nothing yet\n")) == parse()
+    assert parse("--config", config(tmp_path, "# nothing yet\n")) == parse()
     assert parse("--nesterov")[2].nesterov is True
     assert parse("--head_kwargs", json.dumps({"a": [1.5, None]}))[0].head_kwargs == {"a": [1.5, None]}
 
@@ -148,21 +137,21 @@ def test_options_are_parsed_by_the_parser_of_transformers(kind):
     assert parser.format_help()
 
 
-def test_list_in_yaml_may_be_a_single_value_and_is_replaced_on_the_command_line(config):
+def test_list_in_yaml_may_be_a_single_value_and_is_replaced_on_the_command_line(tmp_path):
     for text, value in {"[2, 4]": [2, 4], "3": [3]}.items():
-        words = ["--config", config(f"lr_milestones: {text}"), "--lr_scheduler_type", "multistep"]
+        words = ["--config", config(tmp_path, f"lr_milestones: {text}"), "--lr_scheduler_type", "multistep"]
         assert parse(*words)[2].lr_milestones == value
         assert parse(*words, "--lr_milestones", "5", "6", "7")[2].lr_milestones == [5, 6, 7]
         assert parse(*words[:2], "--lr_scheduler_type", "cosine")[2].lr_milestones is None  # idle there
 
 
-def test_values_in_yaml_are_not_parsed_as_words_of_a_command_line(config, refusal):
-    args = parse("--config", config("report_to: [tensorboard, --overwrite_output_dir]\nweight_decay: 1"))[2]
+def test_values_in_yaml_are_not_parsed_as_words_of_a_command_line(tmp_path, capsys):
+    args = parse("--config", config(tmp_path, "report_to: [tensorboard, --overwrite_output_dir]\nweight_decay: 1"))[2]
     assert (args.report_to, args.overwrite_output_dir) == (["tensorboard", "--overwrite_output_dir"], False)
     assert isinstance(args.weight_decay, float)
     for text in ("seed: '1'", "seed: 1.0", "nesterov: 1", "learning_rate: true", "optim: [sgd]", "lr_milestones: []"):
-        file = config(text)
-        assert f"{file}: {text.partition(':')[0]} must be o" in refusal("--config", file)
+        file = config(tmp_path, text)
+        assert f"{file}: {text.partition(':')[0]} must be o" in refusal(capsys, "--config", file)
 
 
 def test_dashes_of_names_are_underscores_but_not_those_of_texts():
@@ -188,9 +177,9 @@ UNCLEAR = {
 
 
 @pytest.mark.parametrize("text", UNCLEAR, ids=list(UNCLEAR.values()))
-def test_a_configuration_that_is_unclear_is_refused_by_its_name(config, refusal, text):
-    file = config(text)
-    assert UNCLEAR[text].format(file=file) in refusal("--config", file)
+def test_a_configuration_that_is_unclear_is_refused_by_its_name(tmp_path, capsys, text):
+    file = config(tmp_path, text)
+    assert UNCLEAR[text].format(file=file) in refusal(capsys, "--config", file)
 
 
 @pytest.fixture
@@ -223,69 +212,70 @@ WRONG_TABLES = [
 
 
 @pytest.mark.parametrize(("name", "text", "message"), WRONG_TABLES)
-def test_a_wrong_name_or_table_is_refused(tables, refusal, name, text, message):
+def test_a_wrong_name_or_table_is_refused(tables, capsys, name, text, message):
     (tables / "d.yaml").write_text(text)
-    assert message in refusal("--config", name)
+    assert message in refusal(capsys, "--config", name)
 
 
-def test_a_name_in_two_tables_is_ambiguous_and_neither_a_missing_file_nor_a_pipe_is_read(tables, refusal, tmp_path):
+def test_a_name_in_two_tables_is_ambiguous_and_neither_a_missing_file_nor_a_pipe_is_read(tables, capsys, tmp_path):
     for table in ("d", "e"):
         (tables / f"{table}.yaml").write_text(TABLE % "mnist")
-    assert "'mnist-a' is ambiguous: d/mnist-a or e/mnist-a." in refusal("--config", "mnist-a")
+    assert "'mnist-a' is ambiguous: d/mnist-a or e/mnist-a." in refusal(capsys, "--config", "mnist-a")
     assert parse("--config", "e/mnist-b")[2].momentum == 0.2
-    assert f"{NONE} '{tmp_path / 'none.yaml'}'" in refusal("--config", str(tmp_path / "none.yaml"))
+    assert f"{NONE} '{tmp_path / 'none.yaml'}'" in refusal(capsys, "--config", str(tmp_path / "none.yaml"))
     os.mkfifo(tmp_path / "config.yaml")  # reading it would wait for a writer
-    assert "is not a regular file" in refusal("--config", str(tmp_path / "config.yaml"))
+    assert "is not a regular file" in refusal(capsys, "--config", str(tmp_path / "config.yaml"))
 
 
-def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(
-    tables, config, refusal, tmp_path, monkeypatch
-):
+def test_a_file_starts_from_its_base_and_writes_to_a_folder_of_its_own_name(tables, capsys, tmp_path, monkeypatch):
     (tables / "d.yaml").write_text(TABLE % "mnist-a")
-    for base in ("mnist-b", config("base: d/mnist-b\nmomentum: null", "first.yaml")):
-        file = config(f"base: {base}\nlearning_rate: 2.0", "own.yaml")
+    for base in ("mnist-b", config(tmp_path, "base: d/mnist-b\nmomentum: null", "first.yaml")):
+        file = config(tmp_path, f"base: {base}\nlearning_rate: 2.0", "own.yaml")
         args = parse_arguments((RecipeArguments,), ["--config", file])[0]
         assert (args.seed, args.learning_rate, args.output_dir) == (1, 2.0, "outputs/own")
         assert args.momentum == (0.2 if base == "mnist-b" else RecipeArguments("out").momentum)
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path / "folder")  # a base is relative to the file that names it
-    config("base: mnist-b", "first.yaml")
-    config("base: first.yaml\nlearning_rate: 2.0", "own.yaml")
+    config(tmp_path, "base: mnist-b", "first.yaml")
+    config(tmp_path, "base: first.yaml\nlearning_rate: 2.0", "own.yaml")
     assert parse("--config", "../own.yaml")[2].momentum == 0.2
-    config("rotation: 5.0", "first.yaml")
-    without_output = parse_arguments((AugmentationOptions,), ["--config", config("base: first.yaml")])
+    config(tmp_path, "rotation: 5.0", "first.yaml")
+    without_output = parse_arguments((AugmentationOptions,), ["--config", config(tmp_path, "base: first.yaml")])
     assert without_output[0].rotation == 5.0
-    file = config("base: ./missing.yaml")
-    assert f"{file}, base: there is no configuration or file './missing.yaml'" in refusal("--config", file)
+    file = config(tmp_path, "base: ./missing.yaml")
+    assert f"{file}, base: there is no configuration or file './missing.yaml'" in refusal(capsys, "--config", file)
 
 
 @pytest.mark.parametrize("configs", [("first", "own"), ("own", "first")])
-def test_the_output_dir_of_one_configuration_is_not_replaced_by_the_name_of_another(tables, config, configs):
+def test_the_output_dir_of_one_configuration_is_not_replaced_by_the_name_of_another(tables, tmp_path, configs):
     (tables / "d.yaml").write_text(TABLE % "mnist-a")
-    files = {"first": config("output_dir: there", "first.yaml"), "own": config("base: mnist-b", "own.yaml")}
+    files = {
+        "first": config(tmp_path, "output_dir: there", "first.yaml"),
+        "own": config(tmp_path, "base: mnist-b", "own.yaml"),
+    }
     words = [word for name in configs for word in ("--config", files[name])]
     assert parse_arguments((RecipeArguments,), words)[0].output_dir == "there"
 
 
-def test_a_recipe_refuses_the_configurations_of_others(tables, config, capsys):
+def test_a_recipe_refuses_the_configurations_of_others(tables, tmp_path, capsys):
     (tables / "d.yaml").write_text("base: {recipe: train_few_shot}\ng: {runs: {a: {}}}")
     with pytest.raises(SystemExit):
         parse_arguments((RecipeArguments,), ["--config", "a"], recipe="train_c")
     assert f"error: run a of {FILE} is for hf-sphere train few-shot." in capsys.readouterr().err
-    file = config("base: a\nrecipe: null")
+    file = config(tmp_path, "base: a\nrecipe: null")
     for words, recipe in ((["a"], "train_few_shot"), (["a"], None), ([file], "train_c")):
         parse_arguments((RecipeArguments,), ["--config", *words], recipe=recipe)
 
 
 @pytest.mark.parametrize("text", ["1e-3", "Infinity", "no", "null", "{a: 1}"])
-def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, config, capsys, text):
+def test_the_printed_configuration_is_the_whole_and_can_be_read_again(tables, tmp_path, capsys, text):
     (tables / "d.yaml").write_text(TABLE % "mnist-a")
     options = f"{{scaling: 1e-3, text: '{text}', infinite: .inf}}"
     words = ["--config", "mnist-b", "--image_size", "8", "9", "--head_kwargs", options, "--backbone", text]
     with pytest.raises(SystemExit) as stop:
         parse(*words, "--print_config")
     assert not stop.value.code
-    assert parse("--config", config(capsys.readouterr().out)) == parse(*words)
+    assert parse("--config", config(tmp_path, capsys.readouterr().out)) == parse(*words)
 
 
 MAPPINGS = ("abc", "[1, 2]", "[]", "[ab]", "{scaling: 5", "{a: 1, a: 2}", "{1: 2}")
@@ -309,8 +299,8 @@ USAGE_ERRORS = {
 
 
 @pytest.mark.parametrize("words", USAGE_ERRORS)
-def test_usage_error_names_the_argument_and_the_remedy(refusal, words):
-    message = refusal(*shlex.split(words))
+def test_usage_error_names_the_argument_and_the_remedy(capsys, words):
+    message = refusal(capsys, *shlex.split(words))
     assert [part for part in ("error: ", USAGE_ERRORS[words]) if part not in message] == []
     assert "usage:" not in message
 
@@ -326,9 +316,9 @@ def test_invalid_value_error_names_the_argument():
 EPISODES = {"episode_classes": 32, "episode_examples": 4, "episodes_per_epoch": 100}
 
 
-def test_episodes_are_optional_and_whole_and_those_that_lack_numbers_are_rejected(config):
+def test_episodes_are_optional_and_whole_and_those_that_lack_numbers_are_rejected(tmp_path):
     assert parse()[1].episodes is None
-    data = parse("--config", config("\n".join(f"{name}: {value}" for name, value in EPISODES.items())))[1]
+    data = parse("--config", config(tmp_path, "\n".join(f"{name}: {value}" for name, value in EPISODES.items())))[1]
     assert data.episodes == Episodes(classes=32, examples=4, count=100)
     for given in (names for n in (1, 2) for names in itertools.combinations(EPISODES, n)):
         with pytest.raises(ValueError, match=f"({'|'.join(given)}) .* has no effect without episode"):
@@ -353,7 +343,7 @@ def test_an_output_in_the_folder_of_the_data_is_refused_and_beside_it_accepted(t
         assert f"--output_dir {output} is in the folder of the data, photos" in capsys.readouterr().err
 
 
-def test_an_option_that_only_another_one_reads_is_refused_without_it(refusal):
+def test_an_option_that_only_another_one_reads_is_refused_without_it(capsys):
     for words, others in {
         ("--lr_milestones", "2", "4"): "lr_scheduler_type multistep",
         ("--lr_step_epochs", "2"): "lr_scheduler_type step",
@@ -361,7 +351,7 @@ def test_an_option_that_only_another_one_reads_is_refused_without_it(refusal):
         ("--lr_patience", "2"): "lr_scheduler_type reduce_lr_on_plateau",
         ("--corruption_seed", "2"): "sample_classes or label_noise or shuffled_pixels",
     }.items():
-        said = refusal(*words, "--lr_scheduler_type", "cosine")
+        said = refusal(capsys, *words, "--lr_scheduler_type", "cosine")
         assert f"{words[0][2:]} " in said
         assert f" has no effect without {others}" in said
     assert parse("--lr_scheduler_type", "step", "--lr_gamma", "0.5")[2].lr_gamma == 0.5

@@ -6,6 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from doubles import Marker
+from small_runs import make_model
 
 from hf_sphere.training import CheckpointError, RunState
 from hf_sphere.training.checkpoints import find_checkpoint, load_checkpoint, save_checkpoint, write_model_files
@@ -15,7 +16,7 @@ from hf_sphere.utils.files import write_manifest
 
 
 @pytest.fixture
-def accelerator(make_model) -> Accelerator:
+def accelerator() -> Accelerator:
     """An accelerator with a prepared model and optimizer."""
     accelerator = Accelerator(cpu=True)
     model = make_model()
@@ -147,7 +148,7 @@ def test_missing_or_damaged_files_are_reported_with_their_checkpoint(accelerator
         save_checkpoint(accelerator, checkpoint.parent, RunState(best_metric=torch.tensor(0.5)), keep=1)
 
 
-def test_averaged_weights_are_not_unpickled_as_code(accelerator, make_model, tmp_path):
+def test_averaged_weights_are_not_unpickled_as_code(accelerator, tmp_path):
     start_average(make_model(), 0.9, accelerator)
     checkpoint = save_checkpoint(accelerator, tmp_path, RunState(), keep=1)
     torch.save(Marker(tmp_path / "executed"), checkpoint / AVERAGE_FILE)

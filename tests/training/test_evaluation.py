@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
-from small_runs import random_images, small_model
+from small_runs import make_batches, make_model, random_images, small_model
 from torch import nn
 
 import hf_sphere
@@ -35,7 +35,7 @@ def plain_evaluation(model: nn.Module, batches) -> dict[str, float]:
     return {"accuracy": (logits.argmax(-1) == labels).float().mean().item(), "loss": loss}
 
 
-def test_flips_at_test_time_average_the_logits_of_mirror_images(make_batches):
+def test_flips_at_test_time_average_the_logits_of_mirror_images():
     config = SphereVisionConfig(backbone="simple_fnn", num_channels=1, image_size=6, head="softmax", num_labels=3)
     model = SphereVisionForImageClassification(config).eval()
     batches = make_batches(shuffle=False, augment=False)
@@ -50,9 +50,7 @@ def test_flips_at_test_time_average_the_logits_of_mirror_images(make_batches):
 
 @pytest.mark.parametrize("kind", ["classes", "retrieval"])
 @pytest.mark.settings(kind=lambda kind: {"kind": kind})
-def test_evaluation_is_in_eval_mode_and_leaves_the_model_and_the_random_numbers_unchanged(
-    kind, make_model, make_batches
-):
+def test_evaluation_is_in_eval_mode_and_leaves_the_model_and_the_random_numbers_unchanged(kind):
     model, batches = make_model().train(), make_batches(shuffle=False, augment=False)
     expected = plain_evaluation(make_model(), batches)
     if kind == "retrieval":
@@ -147,7 +145,7 @@ def plain_task_evaluation(task: str, model: nn.Module) -> dict[str, float]:
 @every_task
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.settings(reduction=lambda reduction: {"reduction": reduction})
-def test_task_evaluation_matches_a_single_full_batch_and_reports_a_summed_loss_as_its_mean(task, reduction, make_model):
+def test_task_evaluation_matches_a_single_full_batch_and_reports_a_summed_loss_as_its_mean(task, reduction):
     model = task_model(task, reduction)
     expected = plain_task_evaluation(task, model)
     expected["loss"] /= 40 if reduction == "sum" else 1

@@ -1,6 +1,5 @@
 """Building few-shot models from arguments and data: new models and saved encoders."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +38,16 @@ def build(
     return build_few_shot(Setup(*arguments, make_data(side), "few_shot"), FewShotArguments(**few_shot or {}))
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Callable[..., str]:
+def saved(tmp_path: Path, **options: Any) -> str:
     """Save an encoder and return its path."""
-
-    def save(**options: Any) -> str:
-        config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=[28, 28], head=None, **options)
-        SphereVisionModel(config).save_pretrained(tmp_path / "saved")
-        return str(tmp_path / "saved")
-
-    return save
+    config = SphereVisionConfig(backbone="lenet5", num_channels=1, image_size=[28, 28], head=None, **options)
+    SphereVisionModel(config).save_pretrained(tmp_path / "saved")
+    return str(tmp_path / "saved")
 
 
 @torch.no_grad()
-def test_saved_encoder_can_be_spherized_and_keeps_its_weights(saved):
-    folder = saved()
+def test_saved_encoder_can_be_spherized_and_keeps_its_weights(tmp_path):
+    folder = saved(tmp_path)
     assert build(side=28, model_name_or_path=folder).config.spherization is None
     model = build(side=28, model_name_or_path=folder, few_shot={"spherization": Options([("radius", 3.0)])}).eval()
     assert isinstance(model, SphereVisionForFewShotClassification)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from small_runs import make_model
 from torch import nn
 
 from hf_sphere import SphereVisionConfig, SphereVisionForImageClassification
@@ -41,7 +42,7 @@ def test_rates_decay_by_layer_as_in_timm(model, optimizer):
     assert optimizer_from_arguments(model, args).param_groups[0]["lr"] == 0.1  # which is shown
 
 
-def test_two_sources_of_weights_and_layer_decay_without_a_backbone_are_errors(make_model, make_args):
+def test_two_sources_of_weights_and_layer_decay_without_a_backbone_are_errors(make_args):
     with pytest.raises(AttributeError, match="no attribute 'base_model'"):
         optimizer_from_arguments(make_model(), make_args(layer_decay=0.5))
     with pytest.raises(ValueError, match="pretrained_backbone and backbone_weights exclude each other"):
@@ -62,7 +63,7 @@ def test_the_backbone_is_frozen_in_the_linear_probe(model):
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_a_compiled_model_trains_and_resumes_like_an_uncompiled_one(make_loop, make_model, monkeypatch, tmp_path):
+def test_a_compiled_model_trains_and_resumes_like_an_uncompiled_one(make_loop, monkeypatch, tmp_path):
     calls = []
 
     def compile_quickly(module, **options):

@@ -1,6 +1,5 @@
 """Building models from arguments and data: new models, saved models and validation."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,15 +77,10 @@ def describe(task: str, data: ImageData) -> str:
     return summarize(model, data, "regression" if task == "regression" else f"{model.config.head} head")
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Callable[..., str]:
+def saved(tmp_path: Path, task: str, **options: Any) -> str:
     """Save a new model and return its path."""
-
-    def save(task: str, **options: Any) -> str:
-        build(task, **options).save_pretrained(tmp_path / "saved")
-        return str(tmp_path / "saved")
-
-    return save
+    build(task, **options).save_pretrained(tmp_path / "saved")
+    return str(tmp_path / "saved")
 
 
 # New models
@@ -154,30 +148,28 @@ def test_values_outside_a_given_range_are_rejected_with_their_count_and_a_soluti
 # Prototypes from a file
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Callable[..., str]:
+def file(tmp_path: Path, count: int = 3, dim: int = 4, names: list[str] | None = None) -> str:
     """Place prototypes differently from a head and return their file."""
-
-    def write(count: int = 3, dim: int = 4, names: list[str] | None = None) -> str:
-        placement = place_prototypes(count, dim, seed=7, method="lbfgs", class_names=names, restarts=1)
-        placement.save(tmp_path / "prototypes.safetensors")
-        return str(tmp_path / "prototypes.safetensors")
-
-    return write
+    placement = place_prototypes(count, dim, seed=7, method="lbfgs", class_names=names, restarts=1)
+    placement.save(tmp_path / "prototypes.safetensors")
+    return str(tmp_path / "prototypes.safetensors")
 
 
 @pytest.mark.parametrize("names", [NAMES, None], ids=["named", "unnamed"])
-def test_prototypes_are_loaded_from_a_file_and_saved(file, names, saved):
+def test_prototypes_are_loaded_from_a_file_and_saved(names, tmp_path):
     expected = place_prototypes(3, 4, seed=7, method="lbfgs", restarts=1).prototypes.float()
-    folder = saved("classification", head="prototype", prototypes_file=file(names=names))
-    for options in ({"head": "prototype", "prototypes_file": file(names=names)}, {"model_name_or_path": folder}):
+    folder = saved(tmp_path, "classification", head="prototype", prototypes_file=file(tmp_path, names=names))
+    for options in (
+        {"head": "prototype", "prototypes_file": file(tmp_path, names=names)},
+        {"model_name_or_path": folder},
+    ):
         torch.testing.assert_close(build("classification", **options).head.prototypes, expected)
 
 
 SHAPE = r"the prototypes must have the shape .*, \(3, 4\); got "
 
 
-def test_prototypes_that_do_not_fit_are_rejected_with_the_difference(file):
+def test_prototypes_that_do_not_fit_are_rejected_with_the_difference(tmp_path):
     for given, said in (
         ((5, 4), SHAPE + r"\(5, 4\)"),
         ((3, 6), SHAPE + r"\(3, 6\)"),
@@ -185,10 +177,13 @@ def test_prototypes_that_do_not_fit_are_rejected_with_the_difference(file):
         ((2, 4, ["cat", "dog"]), r"was placed for 2 classes \(cat, dog\)"),
     ):
         with pytest.raises(ValueError, match=said):
-            build("classification", head="prototype", prototypes_file=file(*given))
+            build("classification", head="prototype", prototypes_file=file(tmp_path, *given))
     with pytest.raises(ValueError, match="needs the head prototype; the model has softmax"):
-        build("classification", head="softmax", prototypes_file=file())
-    assert build("joint", prototypes_file=file(dim=3)).head.prototypes.shape == (3, 3)  # one dimension is the values'
+        build("classification", head="softmax", prototypes_file=file(tmp_path))
+    assert build("joint", prototypes_file=file(tmp_path, dim=3)).head.prototypes.shape == (
+        3,
+        3,
+    )  # one dimension is the values'
 
 
 # Saved models
@@ -196,8 +191,8 @@ def test_prototypes_that_do_not_fit_are_rejected_with_the_difference(file):
 
 @every_task
 @pytest.mark.parametrize("other", MODELS, ids="of {}".format)
-def test_saved_model_is_loaded_with_its_weights_and_that_of_another_task_rejected(task, other, saved):
-    folder = saved(other)
+def test_saved_model_is_loaded_with_its_weights_and_that_of_another_task_rejected(task, other, tmp_path):
+    folder = saved(tmp_path, other)
     if task != other:
         said = f"saved is a {MODELS[other]}, but this task trains a {MODELS[task]}"
         with pytest.raises(ValueError, match=said):
@@ -218,10 +213,10 @@ def test_training_can_start_from_an_encoder(tmp_path):
 @with_values
 @pytest.mark.parametrize(("before", "now"), [("mean", "sum"), ("sum", "mean")])
 def test_saved_model_keeps_its_range_and_weight_unless_others_are_given_and_gets_the_reduction(
-    task, before, now, saved
+    task, before, now, tmp_path
 ):
     values = {"value_range": [-1.0, 9.0]} | ({"task_weight": 0.75} if task == "joint" else {})
-    folder = saved(task, values=values, reduction=before)
+    folder = saved(tmp_path, task, values=values, reduction=before)
     assert build(task, model_name_or_path=folder).config.value_range == [-1.0, 9.0]
     values = {"value_range": [0.0, 5.0]} | ({"task_weight": 0.5} if task == "joint" else {})
     model = build(task, model_name_or_path=folder, values=values, reduction=now)
@@ -230,17 +225,17 @@ def test_saved_model_keeps_its_range_and_weight_unless_others_are_given_and_gets
     assert {model.regression.reduction} | ({model.head.reduction} if task == "joint" else set()) == {now}
 
 
-def test_saved_model_keeps_value_settings_missing_from_the_arguments_and_a_run_overrides_its_reduction(saved):
+def test_saved_model_keeps_value_settings_missing_from_the_arguments_and_a_run_overrides_its_reduction(tmp_path):
     own = {"task_weight": 0.75, "out_of_range": "clip", "value_range": [0.0, 9.0]}
-    model = build("joint", model_name_or_path=saved("joint", values=own, reduction="sum"))
+    model = build("joint", model_name_or_path=saved(tmp_path, "joint", values=own, reduction="sum"))
     assert (model.config.task_weight, model.config.value_range) == (0.75, [0.0, 9.0])
     assert (model.regression.out_of_range, model.regression.reduction, model.head.reduction) == ("clip", "sum", "sum")
     for head in ("vmf", "cosine", "arcface", "hyperbolic"):
         options = {"curvature": 0.5} if head == "hyperbolic" else {"log_temperature": -2.0, "temperature_lr": 0.1}
-        folder = saved("classification", head=head, head_kwargs=options)
+        folder = saved(tmp_path, "classification", head=head, head_kwargs=options)
         assert build("classification", model_name_or_path=folder).config.head_kwargs == options
     head = {"head": "prototype", "head_kwargs": {"reduction": "sum"}}
-    folder = saved("classification", **head)
+    folder = saved(tmp_path, "classification", **head)
     assert build("classification", model_name_or_path=folder).head.reduction == "sum"
     for reduction in ("mean", "sum"):
         assert build("classification", **head, reduction=reduction).head.reduction == reduction
@@ -248,9 +243,9 @@ def test_saved_model_keeps_value_settings_missing_from_the_arguments_and_a_run_o
 
 @pytest.mark.parametrize("names", [["cat", "dog"], ["owl", "dog", "cat"], ["a", "b", "c", "d"]], ids=len)
 @with_classes
-def test_saved_model_gets_a_new_head_for_other_classes_and_keeps_its_encoder(task, names, saved, caplog):
+def test_saved_model_gets_a_new_head_for_other_classes_and_keeps_its_encoder(task, names, tmp_path, caplog):
     caplog.set_level("INFO")
-    folder = saved(task, head="softmax")
+    folder = saved(tmp_path, task, head="softmax")
     model = build(task, model_name_or_path=folder, data=make_data(task, names=names))
     before = load_file(f"{folder}/model.safetensors")
     after = model.state_dict()
@@ -279,16 +274,16 @@ def test_balanced_class_weights_are_those_of_scikit_learn():
 
 
 @every_task
-def test_freeze_batch_norm_is_that_of_the_arguments_else_of_the_saved_model(task, saved):
+def test_freeze_batch_norm_is_that_of_the_arguments_else_of_the_saved_model(task, tmp_path):
     for before in (False, True):
-        folder = saved(task, freeze_batch_norm=before)
+        folder = saved(tmp_path, task, freeze_batch_norm=before)
         for now, frozen in ((None, before), (not before, not before)):
             model = build(task, model_name_or_path=folder, freeze_batch_norm=now)
             assert model.config.freeze_batch_norm is frozen
 
 
-def test_bad_input_is_refused(saved):
-    folder, data = saved("classification"), make_data("classification", names=["x", "y"])
+def test_bad_input_is_refused(tmp_path):
+    folder, data = saved(tmp_path, "classification"), make_data("classification", names=["x", "y"])
     with pytest.raises(ValueError, match=r"the data has 2 classes \(x, y\) but .* was trained on 3 classes"):
         build("classification", model_name_or_path=folder, data=data, epochs=0)
     with pytest.raises(ValueError, match="head 'vmf' has no option label_smoothing; its options are: num_samples"):

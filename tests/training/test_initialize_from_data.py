@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+from small_runs import make_batches
 from torch import Tensor, nn
 
 from hf_sphere import (
@@ -88,7 +89,7 @@ def frozen(model: SphereVisionForImageClassification) -> SphereVisionForImageCla
 @pytest.mark.parametrize("is_frozen", [True, False])
 @pytest.mark.settings(is_frozen=lambda is_frozen: {"is_frozen": is_frozen})
 def test_head_is_initialized_with_batch_statistics_and_no_dropout_and_nothing_else_is_changed(
-    model, make_batches, training, is_frozen
+    model, training, is_frozen
 ):
     """Frozen batch norms keep their statistics."""
     model = frozen(model) if is_frozen else model
@@ -108,7 +109,7 @@ def test_head_is_initialized_with_batch_statistics_and_no_dropout_and_nothing_el
     assert torch.equal(model.head.shown, shown)
 
 
-def test_batches_that_can_be_read_once_initialize_backbone_and_head(make_batches):
+def test_batches_that_can_be_read_once_initialize_backbone_and_head():
     config = SphereVisionConfig(
         backbone="airbench_cifar", backbone_kwargs={"widths": [4, 4, 4]}, num_channels=3, image_size=32, head="vmf"
     )
@@ -120,7 +121,7 @@ def test_batches_that_can_be_read_once_initialize_backbone_and_head(make_batches
     torch.testing.assert_close(once.state_dict(), again.state_dict(), rtol=0, atol=0)
 
 
-def test_initialization_stops_at_max_examples_and_a_head_without_it_receives_no_data(model, make_batches, monkeypatch):
+def test_initialization_stops_at_max_examples_and_a_head_without_it_receives_no_data(model, monkeypatch):
     for limit in (8, 13):
         initialize_from_data(model, make_batches(), max_examples=limit)
         assert len(model.head.shown) == limit
@@ -130,7 +131,7 @@ def test_initialization_stops_at_max_examples_and_a_head_without_it_receives_no_
     assert model.head.shown is None
 
 
-def test_joint_model_initializes_the_head_with_its_own_coordinates(model, make_batches):
+def test_joint_model_initializes_the_head_with_its_own_coordinates(model):
     options = {"embedding_dim": 4, "value_range": [0.0, 1.0]}
     joint = SphereVisionForJointPrediction(SphereVisionConfig(**model.config.to_dict() | options))
     expected = embed_as_in_training(joint, make_batches())[:, 1:]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from small_runs import make_batches, make_model
 from torch import nn
 
 from hf_sphere.nn import HeadOutput
@@ -99,7 +100,7 @@ class Noting:
 
 
 @pytest.mark.parametrize("bf16", [True, False])
-def test_training_reduces_the_loss_on_learnable_data_also_in_bf16(make_loop, make_model, make_batches, bf16):
+def test_training_reduces_the_loss_on_learnable_data_also_in_bf16(make_loop, bf16):
     model = make_model(dropout=0.0)
     options = {"num_train_epochs": 15, "learning_rate": 0.01, "save_epochs": 15, "bf16": bf16}
     history = make_loop(model, make_batches(augment=False), **options).run().history
@@ -112,7 +113,7 @@ SCHEDULES = {"adam": "constant", "sgd": "reduce_lr_on_plateau"}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd", *optimizer_names()])
-def test_run_resumed_mid_epoch_is_bitwise_equal_to_an_uninterrupted_one(make_loop, make_model, tmp_path, optimizer):
+def test_run_resumed_mid_epoch_is_bitwise_equal_to_an_uninterrupted_one(make_loop, tmp_path, optimizer):
     options = {"optim": optimizer, "lr_scheduler_type": SCHEDULES.get(optimizer, "cosine"), "learning_rate": 0.02}
     options |= {"lr_patience": 0} if optimizer == "sgd" else {"ema_decay": 0.9}
     options |= {"num_train_epochs": 4, "weight_decay": 0.01, "gradient_accumulation_steps": 2}
@@ -134,9 +135,7 @@ def test_run_resumed_mid_epoch_is_bitwise_equal_to_an_uninterrupted_one(make_loo
     assert differences(expected, everything(resumed)) == []
 
 
-def test_run_resumed_after_a_signal_max_steps_or_its_end_is_bitwise_equal_to_an_uninterrupted_one(
-    make_loop, make_model, make_batches, tmp_path
-):
+def test_run_resumed_after_a_signal_max_steps_or_its_end_is_bitwise_equal_to_an_uninterrupted_one(make_loop, tmp_path):
     unbroken = make_loop(num_train_epochs=3, output_dir=str(tmp_path / "unbroken"))
     unbroken.run()
     expected = everything(unbroken)
@@ -178,9 +177,7 @@ PLAIN_MODEL = {"dropout": 0.0, "norm": False}
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_epoch_matches_plain_sgd_also_with_accumulation_and_a_short_last_group(
-    make_loop, make_model, make_batches, accumulation
-):
+def test_epoch_matches_plain_sgd_also_with_accumulation_and_a_short_last_group(make_loop, accumulation):
     loop = make_loop(make_model(**PLAIN_MODEL), gradient_accumulation_steps=accumulation, **SGD)
     loop.run()
     expected = make_model(**PLAIN_MODEL)
@@ -195,7 +192,7 @@ def test_epoch_matches_plain_sgd_also_with_accumulation_and_a_short_last_group(
 )
 @pytest.mark.settings(summed=lambda summed: {"summed": summed}, part=lambda part: {"part": part})
 def test_accumulated_batches_match_one_full_batch_by_their_numbers_of_examples(
-    make_loop, make_model, make_batches, tmp_path, count, size, part, parts, steps, summed
+    make_loop, tmp_path, count, size, part, parts, steps, summed
 ):
     """The batches of the last case are 6 + 6 + 4 of 16 images."""
     sgd, make = SGD | ({"learning_rate": 0.01} if summed else {}), Summed if summed else lambda model: model
@@ -222,9 +219,7 @@ class Summed(nn.Module):
         return HeadOutput(logits=output.logits, loss=output.loss * len(labels))
 
 
-def test_summed_loss_matches_mean_loss_with_a_scaled_learning_rate_and_is_reported_as_the_mean(
-    make_loop, make_model, make_batches, tmp_path
-):
+def test_summed_loss_matches_mean_loss_with_a_scaled_learning_rate_and_is_reported_as_the_mean(make_loop, tmp_path):
     """The means of the metrics of an epoch are over its examples."""
     plain = make_model(**PLAIN_MODEL)
     outputs = [(plain(**batch), batch["labels"]) for batch in make_batches(36, 8).epoch(0)]
@@ -260,7 +255,7 @@ def test_summed_loss_matches_mean_loss_with_a_scaled_learning_rate_and_is_report
     ],
 )
 def test_nonfinite_loss_error_names_the_step_and_the_last_checkpoint_after_which_nothing_is_saved(
-    make_loop, make_model, options, bad_at, step, last
+    make_loop, options, bad_at, step, last
 ):
     loop = make_loop(make_model(bad_at=bad_at), **options)
     good = f"The last good checkpoint is {loop.output_dir}/checkpoint-{last}" if last else "There is no checkpoint yet"
@@ -269,7 +264,7 @@ def test_nonfinite_loss_error_names_the_step_and_the_last_checkpoint_after_which
     assert checkpoints(loop)[-1:] == ([f"checkpoint-{last}"] if last else [])
 
 
-def test_bad_input_is_refused(make_loop, make_batches, make_model):
+def test_bad_input_is_refused(make_loop):
     with pytest.raises(ValueError, match=r"metric_for_best_model must be one of .*accuracy.*; got 'nonsense'"):
         make_loop(loop={"metric": "nonsense"}).run()
     with pytest.raises(ValueError, match="there is no training batch"):
@@ -287,7 +282,7 @@ def test_bad_input_is_refused(make_loop, make_batches, make_model):
 
 @pytest.mark.parametrize("signals", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGINT, signal.SIGTERM)])
 def test_signal_also_repeated_at_once_by_a_launcher_finishes_the_step_and_writes_a_checkpoint(
-    make_loop, make_batches, tmp_path, signals
+    make_loop, tmp_path, signals
 ):
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2, signals=signals), num_train_epochs=2)
@@ -299,7 +294,7 @@ def test_signal_also_repeated_at_once_by_a_launcher_finishes_the_step_and_writes
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_second_signal_stops_immediately_without_a_checkpoint(make_loop, make_batches, monkeypatch):
+def test_second_signal_stops_immediately_without_a_checkpoint(make_loop, monkeypatch):
     seconds = itertools.count(100.0, 2.0)  # the clock advances two seconds per call
     monkeypatch.setattr(loop_module.time, "monotonic", lambda: next(seconds))
     loop = make_loop(batches=Signalling(make_batches(), epoch=0, number=2, signals=(signal.SIGINT, signal.SIGINT)))
@@ -309,7 +304,7 @@ def test_second_signal_stops_immediately_without_a_checkpoint(make_loop, make_ba
 
 
 def test_signal_in_the_last_step_of_an_epoch_keeps_the_evaluation_and_that_of_the_run_lets_it_finish(
-    make_loop, make_batches, tmp_path
+    make_loop, tmp_path
 ):
     with pytest.raises(TrainingInterruptedError):
         make_loop(batches=Signalling(make_batches(), epoch=0, number=4), num_train_epochs=2).run()
@@ -366,7 +361,7 @@ def test_checkpoints_are_saved_by_the_intervals_up_to_the_limit(make_loop, tmp_p
         assert checkpoints(loop) == [f"checkpoint-{step}" for step in steps]
 
 
-def one_step(make_loop, make_model, folder: Path, limit: float | None) -> float:
+def one_step(make_loop, folder: Path, limit: float | None) -> float:
     """Norm of the first SGD step with learning rate 1, which is the norm of the gradient used."""
     model = make_model(**PLAIN_MODEL)
     before = nn.utils.parameters_to_vector(model.parameters()).clone()
@@ -375,8 +370,8 @@ def one_step(make_loop, make_model, folder: Path, limit: float | None) -> float:
     return (nn.utils.parameters_to_vector(model.parameters()) - before).norm().item()
 
 
-def test_only_a_gradient_above_the_limit_is_clipped(make_loop, make_model, tmp_path):
-    free, clipped, limited = (one_step(make_loop, make_model, tmp_path / str(at), at) for at in (None, 0.01, 1e3))
+def test_only_a_gradient_above_the_limit_is_clipped(make_loop, tmp_path):
+    free, clipped, limited = (one_step(make_loop, tmp_path / str(at), at) for at in (None, 0.01, 1e3))
     assert free > 0.01
     assert clipped == pytest.approx(0.01, rel=1e-3)
     assert limited == pytest.approx(free, rel=1e-6)
@@ -397,7 +392,7 @@ def test_resumed_run_uses_changed_settings(make_loop):
     assert resumed.run().history[-1]["learning_rate"] == 1e-5
 
 
-def drawn(make_batches, change: str, **options):
+def drawn(change: str, **options):
     batches = make_batches(**options)
     if change == "digest_of_labels":
         batches.labels = batches.labels.flip(0)
@@ -417,7 +412,7 @@ def drawn(make_batches, change: str, **options):
         ("num_processes", {}),
     ],
 )
-def test_changing_what_is_drawn_in_the_middle_of_an_epoch_is_rejected(make_loop, make_batches, change, options):
+def test_changing_what_is_drawn_in_the_middle_of_an_epoch_is_rejected(make_loop, change, options):
     first = make_loop(stop_after_steps=4, per_device_train_batch_size=8)
     first.run()
     if change == "num_processes":
@@ -425,7 +420,7 @@ def test_changing_what_is_drawn_in_the_middle_of_an_epoch_is_rejected(make_loop,
         path.write_text(path.read_text().replace('"num_processes": 1', '"num_processes": 2'))
         write_manifest(path.parent)
     if "batches" in options:
-        options = {"batches": drawn(make_batches, change, **options["batches"])}
+        options = {"batches": drawn(change, **options["batches"])}
     with pytest.raises(CheckpointError, match=rf"middle of an epoch with {change} \w+ \(now \w+\).*; resume with"):
         make_loop(**{"per_device_train_batch_size": 8, "resume_from_checkpoint": "latest"} | options)
 
@@ -433,7 +428,7 @@ def test_changing_what_is_drawn_in_the_middle_of_an_epoch_is_rejected(make_loop,
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "step"])
 @pytest.mark.settings(schedule=lambda schedule: {"schedule": schedule})
 def test_run_resumed_with_other_batches_trains_whole_epochs_and_its_schedule_depends_on_the_epoch(
-    make_loop, make_batches, schedule, tmp_path
+    make_loop, schedule, tmp_path
 ):
     options = {"lr_scheduler_type": schedule, "num_train_epochs": 4, "output_dir": str(tmp_path / "first")}
     options |= {"lr_step_epochs": 2} if schedule == "step" else {}
@@ -473,7 +468,7 @@ def test_resuming_with_or_without_plateau_is_rejected(make_loop, first, then):
         make_loop(num_train_epochs=2, lr_scheduler_type=then, resume_from_checkpoint="latest")
 
 
-def test_average_of_the_steps_is_evaluated_and_saved_and_does_not_change_the_training(make_loop, make_model, tmp_path):
+def test_average_of_the_steps_is_evaluated_and_saved_and_does_not_change_the_training(make_loop, tmp_path):
     evaluated = []
 
     def evaluate(model) -> dict[str, float]:
@@ -532,7 +527,7 @@ def test_step_diagnostics_are_logged_every_n_steps_and_only_adam_has_an_anisotro
     assert anisotropy["adam_srt"] < 1e-6
 
 
-def test_hidden_matrices_keep_their_norm_on_request(make_loop, make_model):
+def test_hidden_matrices_keep_their_norm_on_request(make_loop):
     model = make_model(norm=False)
     before = model.hidden.weight.norm().item()
     make_loop(model, optim="adamw_hyperball", hyperball_on="matrices", learning_rate=0.1, num_train_epochs=1).run()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from small_runs import make_model
 
 from hf_sphere.optim import AdamSRT
 from hf_sphere.training import CheckpointError, RunState
@@ -28,7 +29,7 @@ def make_optimizer(kind: str, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.fixture(params=["adam", "sgd", "adam_srt"])
-def accelerator(request, make_model) -> Accelerator:
+def accelerator(request) -> Accelerator:
     """An accelerator with a model and an optimizer that has taken a step."""
     accelerator = Accelerator(cpu=True)
     model = make_model()

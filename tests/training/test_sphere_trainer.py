@@ -3,7 +3,7 @@
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -67,31 +67,22 @@ def with_ignored(rows: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
     return [{**row, "labels": -100 if number % 3 == 0 else row["labels"]} for number, row in enumerate(rows)]
 
 
-@pytest.fixture
-def arguments(tmp_path: Path) -> Callable[..., TrainingArguments]:
-    def make(**options: Any) -> TrainingArguments:
-        quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "max_grad_norm": 0}
-        quiet |= {"seed": 0, "lr_scheduler_type": "constant"}
-        plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1}
-        return TrainingArguments(**{"output_dir": str(tmp_path / "run")} | quiet | plain | options)
-
-    return make
+def arguments(tmp_path: Path, **options: Any) -> TrainingArguments:
+    quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "max_grad_norm": 0}
+    quiet |= {"seed": 0, "lr_scheduler_type": "constant"}
+    plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1}
+    return TrainingArguments(**{"output_dir": str(tmp_path / "run")} | quiet | plain | options)
 
 
-@pytest.fixture
-def losses_of_recipe(tmp_path: Path) -> Callable[..., list[float]]:
+def losses_of_recipe(tmp_path: Path, model: Any, batches: ImageBatches, **options: Any) -> list[float]:
     """Return a function that trains a model with the loop of the recipes and returns the loss of each forward pass."""
-
-    def train(model: Any, batches: ImageBatches, **options: Any) -> list[float]:
-        plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1, "optim": "adamw"} | options
-        args = training.RecipeArguments(str(tmp_path / "recipe"), disable_tqdm=True, **plain)
-        initialize_from_data(model, batches)
-        loop = TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda _: {"accuracy": 0.0})
-        losses = record_losses(model)
-        loop.run()
-        return losses
-
-    return train
+    plain = {"num_train_epochs": 1, "learning_rate": 0.01, "weight_decay": 0.1, "optim": "adamw"} | options
+    args = training.RecipeArguments(str(tmp_path / "recipe"), disable_tqdm=True, **plain)
+    initialize_from_data(model, batches)
+    loop = TrainingLoop(model, batches, args, Accelerator(cpu=True), evaluate=lambda _: {"accuracy": 0.0})
+    losses = record_losses(model)
+    loop.run()
+    return losses
 
 
 def record_losses(model: nn.Module) -> list[float]:
@@ -116,19 +107,17 @@ def train(trainer: Trainer, **options: Any) -> list[float]:
 
 @pytest.mark.parametrize("head", [*sorted(HEADS), "prototype summed"])
 @pytest.mark.settings(head=lambda head: {"head": head})
-def test_every_head_has_the_loss_curve_of_the_recipe_also_with_the_trainer_of_transformers(
-    head, digits, arguments, losses_of_recipe
-):
+def test_every_head_has_the_loss_curve_of_the_recipe_also_with_the_trainer_of_transformers(head, digits, tmp_path):
     model, options = make_model(head.split()[0], head_kwargs=OPTIONS.get(head)), {}
     if head == "prototype summed":
         options = {"optim": "sgd", "learning_rate": 1e-4}
     momentum = {"momentum": 0.0} if options else {}
-    expected = losses_of_recipe(copy.deepcopy(model), digits, **options, **momentum)
+    expected = losses_of_recipe(tmp_path, copy.deepcopy(model), digits, **options, **momentum)
     if head == "softmax":
-        args, copied = arguments(per_device_train_batch_size=1), copy.deepcopy(model)
+        args, copied = arguments(tmp_path, per_device_train_batch_size=1), copy.deepcopy(model)
         of_transformers = train(Trainer(copied, args, train_dataset=digits, data_collator=digits.collate))
         assert of_transformers == pytest.approx(expected, rel=0, abs=1e-6)
-    losses = train(SphereTrainer(model, arguments(**options), train_dataset=digits))
+    losses = train(SphereTrainer(model, arguments(tmp_path, **options), train_dataset=digits))
     assert len(losses) == 11
     assert losses[-1] < losses[0]
     assert losses == pytest.approx(expected, rel=0, abs=1e-6)
@@ -141,7 +130,7 @@ def test_every_head_has_the_loss_curve_of_the_recipe_also_with_the_trainer_of_tr
         ({"optim": "sgd"}, {"optim": "sgd", "optim_args": "momentum=0.9"}),
     ],
 )
-def test_optimizer_has_the_loss_curve_of_the_recipe(ours, theirs, digits, arguments, losses_of_recipe):
+def test_optimizer_has_the_loss_curve_of_the_recipe(ours, theirs, digits, tmp_path):
     # In float64, as the two loops divide the loss at different places, which training amplifies.
     model = make_model("vmf", 28, "lenet5_bn").double()
     model.sphere_vision.backbone.register_forward_pre_hook(lambda _, given: (given[0].double(),))
@@ -149,15 +138,15 @@ def test_optimizer_has_the_loss_curve_of_the_recipe(ours, theirs, digits, argume
         torch.randint(0, 256, (40, 1, 28, 28), dtype=torch.uint8), torch.arange(40) % 10, batch_size=10, mean=[0.5],
         std=[0.3], shuffle=True,
     )  # fmt: skip
-    expected = losses_of_recipe(copy.deepcopy(model), batches, num_train_epochs=2, **ours)
-    losses = train(SphereTrainer(model, arguments(num_train_epochs=2, **theirs), train_dataset=batches))
+    expected = losses_of_recipe(tmp_path, copy.deepcopy(model), batches, num_train_epochs=2, **ours)
+    losses = train(SphereTrainer(model, arguments(tmp_path, num_train_epochs=2, **theirs), train_dataset=batches))
     assert losses == pytest.approx(expected, rel=0, abs=1e-9)
 
 
 @pytest.mark.parametrize(("head", "options"), [("vmf", {"temperature_lr": 0.1}), ("adaface", {})])
-def test_callback_and_optimizer_train_like_the_trainer_also_if_it_is_passed_the_callback(arguments, head, options):
+def test_callback_and_optimizer_train_like_the_trainer_also_if_it_is_passed_the_callback(tmp_path, head, options):
     models, given = [make_model(head, head_kwargs=options) for _ in range(3)], {"train_dataset": images()}
-    args = arguments(num_train_epochs=2, per_device_train_batch_size=4)
+    args = arguments(tmp_path, num_train_epochs=2, per_device_train_batch_size=4)
     own = {"callbacks": [SphereCallback()], "optimizers": (create_optimizer(models[0], args), None)}
     losses = train(Trainer(models[0], args, **given, **own))
     assert losses == train(SphereTrainer(models[1], args, **given))
@@ -182,7 +171,7 @@ ACCUMULATED += [(SphereTrainer, name, {}) for name in OTHERS]
 
 @pytest.mark.parametrize(("trainer", "head", "options"), ACCUMULATED, ids=str)
 @pytest.mark.settings(head=lambda head: {"head": head}, options=lambda options: {"options": [*options]})
-def test_accumulated_batches_of_unequal_size_match_one_batch(trainer, head, options, arguments):
+def test_accumulated_batches_of_unequal_size_match_one_batch(trainer, head, options, tmp_path):
     """Compare the models after steps on one batch, and on three of which the last is smaller."""
     data, make, states = with_ignored(images()), functools.partial(make_model, head, head_kwargs=options), []
     if head in OTHERS:
@@ -196,7 +185,7 @@ def test_accumulated_batches_of_unequal_size_match_one_batch(trainer, head, opti
     for size, steps in ((len(data), 1), (math.ceil(len(data) / 3) + 1, 3)):
         model = make().double()
         sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
-        trainer(model, arguments(optim="sgd", num_train_epochs=2, **sizes), train_dataset=data).train()
+        trainer(model, arguments(tmp_path, optim="sgd", num_train_epochs=2, **sizes), train_dataset=data).train()
         states.append(dict(model.named_parameters()))
         if trainer is SphereTrainer:
             states[-1] |= dict(model.named_buffers())
@@ -215,8 +204,8 @@ def test_accumulated_batches_of_unequal_size_match_one_batch(trainer, head, opti
         (Trainer, "proxy_anchor", 1, None),
     ],
 )
-def test_a_loss_that_accumulation_changes_is_reported_once(trainer, head, steps, expected, arguments, caplog):
-    args = arguments(gradient_accumulation_steps=steps, per_device_train_batch_size=4)
+def test_a_loss_that_accumulation_changes_is_reported_once(trainer, head, steps, expected, tmp_path, caplog):
+    args = arguments(tmp_path, gradient_accumulation_steps=steps, per_device_train_batch_size=4)
     model = Own(head.split()[1]) if head.startswith("own") else make_model(head)
     trainer(model, args, train_dataset=images()).train()
     found = [message for message in caplog.messages if "where it is divided" in message]
@@ -224,10 +213,10 @@ def test_a_loss_that_accumulation_changes_is_reported_once(trainer, head, steps,
     assert all(str(expected) in message for message in found)
 
 
-def test_resumed_run_matches_an_uninterrupted_one(digits, arguments, tmp_path):
+def test_resumed_run_matches_an_uninterrupted_one(digits, tmp_path):
     options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 5, "max_steps": 16}
-    expected = train(SphereTrainer(make_model("vmf"), arguments(**options), train_dataset=digits))
-    resumed = SphereTrainer(make_model("vmf"), arguments(**options), train_dataset=digits)
+    expected = train(SphereTrainer(make_model("vmf"), arguments(tmp_path, **options), train_dataset=digits))
+    resumed = SphereTrainer(make_model("vmf"), arguments(tmp_path, **options), train_dataset=digits)
     losses = train(resumed, resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-5"))
     assert losses == expected[5:]
 
@@ -241,10 +230,12 @@ RESUMED = {
 
 @pytest.mark.parametrize("change", RESUMED)
 @pytest.mark.parametrize("step", [4, 6])
-def test_run_is_not_resumed_at_another_place_of_the_data(change, step, arguments, tmp_path):
+def test_run_is_not_resumed_at_another_place_of_the_data(change, step, tmp_path):
     options = {"num_train_epochs": 2, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 8}
-    SphereTrainer(make_model("cosine"), arguments(**options), train_dataset=images(48)).train()
-    resumed = SphereTrainer(make_model("cosine"), arguments(**options | RESUMED[change]), train_dataset=images(48))
+    SphereTrainer(make_model("cosine"), arguments(tmp_path, **options), train_dataset=images(48)).train()
+    resumed = SphereTrainer(
+        make_model("cosine"), arguments(tmp_path, **options | RESUMED[change]), train_dataset=images(48)
+    )
     refusal = pytest.raises(ValueError, match=rf"was at epoch \S+ after {step} steps, which are \S+ epochs now; repeat")
     with nullcontext() if change == "the same, in equal steps" else refusal:
         resumed.train(resume_from_checkpoint=str(tmp_path / "run" / f"checkpoint-{step}"))
@@ -253,9 +244,9 @@ def test_run_is_not_resumed_at_another_place_of_the_data(change, step, arguments
 # Optimizer
 
 
-def test_parameters_have_the_options_of_the_head(arguments):
+def test_parameters_have_the_options_of_the_head(tmp_path):
     model = make_model("vmf", head_kwargs={"temperature_lr": 0.5})
-    groups = SphereTrainer(model, arguments()).create_optimizer().param_groups
+    groups = SphereTrainer(model, arguments(tmp_path)).create_optimizer().param_groups
     found = {name: (g["lr"], g["weight_decay"]) for g in groups for name in g["param_names"]}
     assert found["head.log_temperature"] == (0.5, 0.0)
     assert found["head.weight"] == (0.01, 0.0)
@@ -266,7 +257,7 @@ def test_parameters_have_the_options_of_the_head(arguments):
 # Initialization from data
 
 
-def test_initialization_does_not_change_the_order_of_the_data(arguments):
+def test_initialization_does_not_change_the_order_of_the_data(tmp_path):
     first = []
     for given in (False, True):
         model = make_model("vmf")
@@ -275,7 +266,7 @@ def test_initialization_does_not_change_the_order_of_the_data(arguments):
         model.register_forward_pre_hook(
             lambda m, _, batch: first.append((m.training, batch["labels"])), with_kwargs=True
         )
-        SphereTrainer(model, arguments(max_steps=1), train_dataset=images()).train()
+        SphereTrainer(model, arguments(tmp_path, max_steps=1), train_dataset=images()).train()
     one, other = (labels.tolist() for training, labels in first if training)
     assert one == other
 
@@ -294,12 +285,12 @@ class Own(nn.Module):
         return {"loss": output.loss, "logits": output.logits}
 
 
-def test_a_head_in_a_model_of_a_user_is_initialized_from_data(arguments):
+def test_a_head_in_a_model_of_a_user_is_initialized_from_data(tmp_path):
     model, data = Own("vmf"), images()
     expected = copy.deepcopy(model)
     pixels = torch.stack([row["pixel_values"] for row in data]).flatten(1)
     expected.classes.initialize_from_data(expected.linear(pixels).detach())
-    SphereTrainer(model, arguments(max_steps=1, learning_rate=0.0), train_dataset=data).train()
+    SphereTrainer(model, arguments(tmp_path, max_steps=1, learning_rate=0.0), train_dataset=data).train()
     for name, value in expected.classes.state_dict().items():
         torch.testing.assert_close(model.classes.state_dict()[name], value)
 
@@ -338,18 +329,18 @@ MODELS = {
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.settings(kind=lambda kind: {"kind": kind})
-def test_models_and_batches_of_a_user_can_be_trained(kind, arguments, digits):
+def test_models_and_batches_of_a_user_can_be_trained(kind, tmp_path, digits):
     model = MODELS[kind]()
     before = copy.deepcopy(model.state_dict())
-    assert SphereTrainer(model, arguments(max_steps=2), train_dataset=images()).train().global_step == 2
+    assert SphereTrainer(model, arguments(tmp_path, max_steps=2), train_dataset=images()).train().global_step == 2
     assert all(not torch.equal(value, before[name]) for name, value in model.named_parameters() if "weight" in name)
     assert not any(head.needs_data_initialization for head in heads_of(model))
     if kind == "plain":
-        assert SphereTrainer(model, arguments(), eval_dataset=digits).evaluate()["eval_loss"] > 0
+        assert SphereTrainer(model, arguments(tmp_path), eval_dataset=digits).evaluate()["eval_loss"] > 0
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_margin_of_a_head_in_a_model_of_a_user_begins_after_its_warmup(streamed, arguments):
+def test_the_margin_of_a_head_in_a_model_of_a_user_begins_after_its_warmup(streamed, tmp_path):
     class Stream(IterableDataset):
         def __iter__(self) -> Iterator[dict[str, Tensor]]:
             return iter(images())
@@ -357,7 +348,7 @@ def test_the_margin_of_a_head_in_a_model_of_a_user_begins_after_its_warmup(strea
     model, margins = Own("arcface", margin_warmup_epochs=2), []
     model.classes.register_forward_pre_hook(lambda head, _: margins.append(head.active_margin / head.margin))
     data = Stream() if streamed else images()
-    args = arguments(max_steps=4, per_device_train_batch_size=24)
+    args = arguments(tmp_path, max_steps=4, per_device_train_batch_size=24)
     SphereTrainer(model, args, train_dataset=data).train()
     assert margins == [0, 0, 1, 1]
 
@@ -365,15 +356,15 @@ def test_the_margin_of_a_head_in_a_model_of_a_user_begins_after_its_warmup(strea
 # Label smoothing
 
 
-def test_label_smoothing_of_the_arguments_is_that_of_the_head(arguments):
+def test_label_smoothing_of_the_arguments_is_that_of_the_head(tmp_path):
     smoothed = make_model("arcface", head_kwargs={"label_smoothing": 0.1})
-    expected = train(SphereTrainer(smoothed, arguments(), train_dataset=images()))
+    expected = train(SphereTrainer(smoothed, arguments(tmp_path), train_dataset=images()))
     model, own = make_model("arcface"), Own("arcface")
-    trainer = SphereTrainer(model, arguments(label_smoothing_factor=0.1), train_dataset=images())
+    trainer = SphereTrainer(model, arguments(tmp_path, label_smoothing_factor=0.1), train_dataset=images())
     assert train(trainer) == expected
     assert model.config.head_kwargs == {"label_smoothing": 0.1}
     own.config = PreTrainedConfig()  # read by the Trainer
-    options = {"args": arguments(label_smoothing_factor=0.1, max_steps=1), "train_dataset": images()}
+    options = {"args": arguments(tmp_path, label_smoothing_factor=0.1, max_steps=1), "train_dataset": images()}
     for given in ({"model": own}, {"model_init": lambda: make_model("arcface")}):
         trainer = SphereTrainer(**given, **options)
         trainer.train()
@@ -383,9 +374,9 @@ def test_label_smoothing_of_the_arguments_is_that_of_the_head(arguments):
 # Logs
 
 
-def test_effective_learning_rates_are_logged_and_the_model_is_initialized(arguments, caplog):
+def test_effective_learning_rates_are_logged_and_the_model_is_initialized(tmp_path, caplog):
     model = make_model("vmf", 28, "lenet5_bn")
-    args = arguments(optim="adam_srt", max_steps=4)
+    args = arguments(tmp_path, optim="adam_srt", max_steps=4)
     trainer = SphereTrainer(model, args, train_dataset=images(side=28), diagnostics_steps=2)
     trainer.train()
     name = "scale_invariant/effective_learning_rate"
@@ -397,12 +388,12 @@ def test_effective_learning_rates_are_logged_and_the_model_is_initialized(argume
 # Bad input
 
 
-def test_bad_input_is_refused(arguments, monkeypatch, tmp_path):
+def test_bad_input_is_refused(monkeypatch, tmp_path):
     factory = lambda: None  # noqa: E731
     monkeypatch.setitem(trainer_optimizer._OPTIMIZER_HANDLERS, "adafactor", lambda context: (factory, {}))
     with pytest.raises(ValueError, match=r"optim adafactor .* the options of head\..* would be lost"):
-        create_optimizer(make_model(), arguments(optim="adafactor"))
-    trainers = [SphereTrainer(make_model("vmf"), arguments(), train_dataset=images()) for _ in range(2)]
+        create_optimizer(make_model(), arguments(tmp_path, optim="adafactor"))
+    trainers = [SphereTrainer(make_model("vmf"), arguments(tmp_path), train_dataset=images()) for _ in range(2)]
     prepare, of_process = Trainer._prepare_for_training, PartialState()
     for kind, trainer in zip((DistributedType.FSDP, DistributedType.DEEPSPEED), trainers, strict=True):
 
@@ -417,16 +408,16 @@ def test_bad_input_is_refused(arguments, monkeypatch, tmp_path):
             trainer.train()
     monkeypatch.undo()
     with pytest.raises(ValueError, match="head 'vmf' has no label smoothing; leave label_smoothing_factor out"):
-        SphereTrainer(make_model("vmf"), arguments(label_smoothing_factor=0.1))
+        SphereTrainer(make_model("vmf"), arguments(tmp_path, label_smoothing_factor=0.1))
     model = Own("prototype", reduction="sum")
-    trainer = SphereTrainer(model, arguments(gradient_accumulation_steps=2), train_dataset=images())
+    trainer = SphereTrainer(model, arguments(tmp_path, gradient_accumulation_steps=2), train_dataset=images())
     with pytest.raises(ValueError, match="the Trainer would average the loss, a sum, over 2 batches"):
         trainer.train()
     pixels = torch.zeros(8, 1, 8, 8, dtype=torch.uint8)
     options = {"batch_size": 2, "mean": [0.5], "std": [0.3], "shuffle": True, "num_processes": 2}
     batches = ImagesInMemory(pixels, torch.zeros(8, dtype=torch.long), **options)
     with pytest.raises(ValueError, match=r"the image batches are for 2 process\(es\), but 1 are running"):
-        SphereTrainer(make_model(), arguments(), train_dataset=batches).train()
+        SphereTrainer(make_model(), arguments(tmp_path), train_dataset=batches).train()
 
 
 def _train(rank: int, folder: str, processes: int) -> None:
@@ -455,11 +446,11 @@ def test_two_processes_match_one(of_two_and_one, head):
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
 
 
-def test_a_calibration_does_not_outlive_training_also_of_a_resumed_run(arguments, tmp_path):
+def test_a_calibration_does_not_outlive_training_also_of_a_resumed_run(tmp_path):
     for options in ({}, {"resume_from_checkpoint": str(tmp_path / "run" / "checkpoint-1")}):
         model = make_model()
         model.config.calibration = {"temperature": 4.0}
-        args = arguments(max_steps=1 + len(options), save_strategy="steps", save_steps=1)
+        args = arguments(tmp_path, max_steps=1 + len(options), save_strategy="steps", save_steps=1)
         trainer = SphereTrainer(SphereVisionForImageClassification(model.config), args, train_dataset=images())
         trainer.train(**options)
         trainer.save_model(str(tmp_path / "saved"))
