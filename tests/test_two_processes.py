@@ -9,6 +9,7 @@ from two_processes import run_two
 
 def print_process(rank: int) -> None:
     distributed.init_process_group("gloo")
+    distributed.barrier()  # the first process has the store, from which the other one reads
     print(os.getpid())
 
 
