@@ -11,22 +11,17 @@ STEM = ("word", "language")
 CHOICES = (("paint", "portrait"), ("note", "music"), ("tale", "story"))
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """Two configurations in the layout of the Hub."""
+def test_a_parquet_folder_loads_like_a_hub_repository(tmp_path):
+    # Two configurations in the layout of the Hub
     rows = {"stem": [STEM, STEM], "answer": [1, 0], "choice": [CHOICES, CHOICES[:2]], "prefix": ["parts", "kinds"]}
     for config in ("sat", "u2"):
         (tmp_path / config).mkdir()
         Dataset.from_dict(rows).to_parquet(tmp_path / config / "test-00000-of-00001.parquet")
-    return tmp_path
-
-
-def test_a_parquet_folder_loads_like_a_hub_repository(folder):
     expected = [Question(STEM, CHOICES, 1), Question(STEM, CHOICES[:2], 0)]
-    assert load_questions(str(folder), "u2", "test") == expected
+    assert load_questions(str(tmp_path), "u2", "test") == expected
     rows = Dataset.from_dict({"stem": [STEM], "answer": [1], "choice": [CHOICES]})
-    rows.to_parquet(folder / "sat" / "test-00000-of-00001.parquet")
-    assert load_questions(str(folder), "sat") == [Question(STEM, CHOICES, 1)]
+    rows.to_parquet(tmp_path / "sat" / "test-00000-of-00001.parquet")
+    assert load_questions(str(tmp_path), "sat") == [Question(STEM, CHOICES, 1)]
 
 
 def test_datasets_have_the_published_sizes(real_data):

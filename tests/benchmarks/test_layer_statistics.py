@@ -8,9 +8,8 @@ def layer(mass: float, p_value: float, drop: float) -> dict[str, float]:
     return {"mass": mass, "sign_p_value_adjusted": p_value, "reset_accuracy": 1 - drop, "drop": drop}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The folders of both recipes: two convolutions, and a classifier that is not projected."""
+def test_layers_with_a_projection_have_the_relative_loss_of_a_reset(tmp_path):
+    # The folders of both recipes: two convolutions, and a classifier that is not projected
     projected = {name: {"mass": mass, "sign_p_value_adjusted": 0.01} for name, mass in (("conv1", 1.0), ("conv2", 0.5))}
     robustness = {name: {"snapshots": {"0": 0.4, "1": 0.8}} for name in ("conv1", "conv2", "classifier")}
     for name, content in (
@@ -20,11 +19,7 @@ def folder(tmp_path):
         path = tmp_path / f"{name}.json"
         path.parent.mkdir()
         path.write_text(json.dumps(content))
-    return tmp_path
-
-
-def test_layers_with_a_projection_have_the_relative_loss_of_a_reset(folder):
-    found = read_layers(folder)
+    found = read_layers(tmp_path)
     assert list(found) == ["conv1", "conv2"]
     assert found["conv1"] == {"mass": 1.0, "sign_p_value_adjusted": 0.01, "reset_accuracy": 0.4, "drop": 0.5}
 

@@ -125,9 +125,10 @@ def test_notes_and_columns_name_what_differs_between_runs(tmp_path, rows, groups
     assert [part for part in texts if part not in text] == []
 
 
-@pytest.fixture
-def repository(tmp_path, monkeypatch):
-    """A report of one file and no card, whose queue is empty."""
+def test_check_fails_if_a_file_is_not_what_the_results_say_a_card_has_none_or_a_page_breaks_a_rule(
+    tmp_path, monkeypatch, capsys
+):
+    # A report of one file and no card, whose queue is empty
     monkeypatch.setattr(report, "read_queue", lambda path: [])
     monkeypatch.setattr(report, "ROOT", tmp_path)
     monkeypatch.setattr(report, "CARDS", tmp_path / "hub_cards")
@@ -136,24 +137,18 @@ def repository(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "render_files", lambda *args: {tmp_path / "RESULTS.md": "as it should be"})
     (tmp_path / "RESULTS.md").write_text("as it should be")
     (tmp_path / "hub_cards").mkdir()
-    return tmp_path
-
-
-def test_check_fails_if_a_file_is_not_what_the_results_say_a_card_has_none_or_a_page_breaks_a_rule(
-    repository, monkeypatch, capsys
-):
     report.main(["--check"])
-    card = repository / "hub_cards" / "a" / "README.md"
+    card = tmp_path / "hub_cards" / "a" / "README.md"
     card.parent.mkdir()
     card.write_text("of results that are no longer there")
     with pytest.raises(SystemExit, match=r"hub_cards/a/README.md: not what the results files say"):
         report.main(["--check"])
     report.main([])
     assert not list(card.parent.parent.iterdir())
-    (repository / "RESULTS.md").write_text("something else")
+    (tmp_path / "RESULTS.md").write_text("something else")
     with pytest.raises(SystemExit, match=r"RESULTS.md: not what the results files say"):
         report.main(["--check"])
-    (repository / "RESULTS.md").write_text("as it should be")
+    (tmp_path / "RESULTS.md").write_text("as it should be")
     monkeypatch.setattr(report, "check_pages", lambda files: ["it is long"])
     with pytest.raises(SystemExit, match="breaks a rule"):
         report.main(["--check"])

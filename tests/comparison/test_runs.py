@@ -25,12 +25,6 @@ def around(mean: float, spread: float, count: int = 5) -> dict[int, float]:
     return {seed: mean + spread * (seed - (count - 1) / 2) for seed in range(count)}
 
 
-def verdict(difference: float, spread: float = 0.02, **options: Any) -> str:
-    """Of runs that differ by so many points from a reference with an error rate of 10 % and a constant accuracy."""
-    runs = {"softmax": dict.fromkeys(range(5), 90.0), "run": around(90.0 + difference, spread)}
-    return compare(runs, **options)["run"].verdict
-
-
 @pytest.mark.parametrize(
     ("difference", "spread", "options", "expected"),
     [
@@ -52,7 +46,9 @@ def verdict(difference: float, spread: float = 0.02, **options: Any) -> str:
     ],
 )
 def test_verdict_at_its_borders(difference, spread, options, expected):
-    assert verdict(difference, spread, **options) == expected
+    # The reference has an error rate of 10 % and a constant accuracy.
+    runs = {"softmax": dict.fromkeys(range(5), 90.0), "run": around(90.0 + difference, spread)}
+    assert compare(runs, **options)["run"].verdict == expected
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1.0, 1e9])

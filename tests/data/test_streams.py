@@ -21,26 +21,21 @@ STATED = {"image_size": 4, "num_channels": 3, "class_names": ["0", "1", "2"]} | 
 COUNTS = {"max_train_samples": 23, "max_eval_samples": 23}
 
 
-@pytest.fixture
-def shards(tmp_path):
+def shards(tmp_path, images=None, sizes=SIZES, labels=None) -> str:
     """Return a function that writes images as tar shards, labeled by their number modulo 3, and returns the folder."""
-
-    def write(images=None, sizes=SIZES, labels=None) -> str:
-        images = [encode(image) for image in marked(sum(sizes), (6, 4, 3))] if images is None else images
-        labels = [index % 3 for index in range(len(images))] if labels is None else labels
-        folder, number = tmp_path / "shards", 0
-        folder.mkdir()
-        for shard, size in enumerate(sizes):
-            with tarfile.open(folder / f"train-{shard}.tar", "w") as archive:
-                for index in range(number, number + size):
-                    for suffix, content in (("png", images[index]), ("cls", str(labels[index]).encode())):
-                        entry = tarfile.TarInfo(f"{index:04d}.{suffix}")
-                        entry.size = len(content)
-                        archive.addfile(entry, io.BytesIO(content))
-            number += size
-        return str(folder)
-
-    return write
+    images = [encode(image) for image in marked(sum(sizes), (6, 4, 3))] if images is None else images
+    labels = [index % 3 for index in range(len(images))] if labels is None else labels
+    folder, number = tmp_path / "shards", 0
+    folder.mkdir()
+    for shard, size in enumerate(sizes):
+        with tarfile.open(folder / f"train-{shard}.tar", "w") as archive:
+            for index in range(number, number + size):
+                for suffix, content in (("png", images[index]), ("cls", str(labels[index]).encode())):
+                    entry = tarfile.TarInfo(f"{index:04d}.{suffix}")
+                    entry.size = len(content)
+                    archive.addfile(entry, io.BytesIO(content))
+        number += size
+    return str(folder)
 
 
 def load(source, **options):
@@ -56,10 +51,10 @@ class TestOrder:
     @pytest.mark.parametrize("num_workers", [0, 2])
     @pytest.mark.parametrize("processes", [1, 2, 5])
     def test_an_epoch_has_every_image_once_for_any_number_of_processes_and_workers(
-        self, processes, num_workers, shards
+        self, processes, num_workers, tmp_path
     ):
         """There are fewer shards than processes and workers."""
-        folder, options = shards(), STATED | COUNTS | {"batch_size": 3}
+        folder, options = shards(tmp_path), STATED | COUNTS | {"batch_size": 3}
         sharing = {"num_processes": processes, "dataloader_num_workers": num_workers}
         parts = [load(folder, process_index=i, **sharing, **options) for i in range(processes)]
         trained = [seen(part.train, epoch=1) for part in parts]
@@ -70,8 +65,8 @@ class TestOrder:
         evaluated = [seen(part.evaluation) for part in parts]
         assert sorted(pair for part in evaluated for pair in part) == [(mark, mark % 3) for mark in range(23)]
 
-    def test_epochs_and_seeds_have_their_own_order(self, shards):
-        folder = shards()
+    def test_epochs_and_seeds_have_their_own_order(self, tmp_path):
+        folder = shards(tmp_path)
         data = [load(folder, seed=seed, shuffle_buffer_size=5, **STATED, **COUNTS) for seed in (0, 0, 1)]
         orders = [[mark for mark, _ in seen(each.train, epoch=epoch)] for each in data for epoch in (0, 1)]
         assert orders[:2] == orders[2:4]
@@ -79,18 +74,18 @@ class TestOrder:
         assert [mark for mark, _ in seen(data[0].evaluation)] == list(range(23))
 
     @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_a_resumed_epoch_has_the_same_batches(self, num_workers, shards):
+    def test_a_resumed_epoch_has_the_same_batches(self, num_workers, tmp_path):
         augmentation = {"random_resized_crop": 0.2, "horizontal_flip": True, "color_jitter": [0.4, 0.4, 0.4, 0.1]}
         options = STATED | COUNTS | augmentation | {"dataloader_num_workers": num_workers}
-        training = load(shards([noise_png(i) for i in range(23)]), **options).train
+        training = load(shards(tmp_path, [noise_png(i) for i in range(23)]), **options).train
         whole = list(training.epoch(2))
         assert len(whole) == len(training) == 6
         for start in (1, 3, 6):
             for one, other in zip(training.epoch(2, start=start), whole[start:], strict=True):
                 assert all(torch.equal(one[name], other[name]) for name in one)
 
-    def test_an_epoch_has_the_requested_number_of_images_and_a_stream_that_is_too_short_is_an_error(self, shards):
-        folder = shards()
+    def test_an_epoch_has_the_requested_number_of_images_and_a_stream_that_is_too_short_is_an_error(self, tmp_path):
+        folder = shards(tmp_path)
         data = load(folder, max_train_samples=10, max_eval_samples=5, **STATED)
         epochs = [{mark for mark, _ in seen(data.train, epoch=epoch)} for epoch in range(8)]
         assert {len(epoch) for epoch in epochs} == {10}
@@ -155,10 +150,10 @@ class TestSources:
         data = load(load_dataset(str(tmp_path), streaming=True), **(STATED | {"class_names": None}))
         assert (data.train.num_examples, data.evaluation.num_examples) == (8, 8)
 
-    def test_crops_are_those_of_images_from_disk(self, shards):
+    def test_crops_are_those_of_images_from_disk(self, tmp_path):
         files = [noise_png(seed) for seed in range(8)]
         augmentation = {"random_resized_crop": 0.2, "horizontal_flip": True}
-        data = load(shards(files, [8]), max_train_samples=8, max_eval_samples=8, **STATED, **augmentation)
+        data = load(shards(tmp_path, files, [8]), max_train_samples=8, max_eval_samples=8, **STATED, **augmentation)
         drawn = torch.cat([batch["pixel_values"] for batch in data.train.epoch(1)])
         order = [int(row[0]["path"][:4]) for row in data.train.split.read(mix_seed(0, 1))]
         for place, index in enumerate(order):
@@ -169,17 +164,17 @@ class TestSources:
 
 class TestErrors:
     @pytest.mark.parametrize("label", [7, -1])
-    def test_an_unknown_label_is_an_error(self, label, shards):
+    def test_an_unknown_label_is_an_error(self, label, tmp_path):
         images = [encode(image) for image in marked(3, (6, 4, 3))]
-        data = load(shards(images, [3], [0, 1, label]), max_train_samples=3, max_eval_samples=3, **STATED)
+        data = load(shards(tmp_path, images, [3], [0, 1, label]), max_train_samples=3, max_eval_samples=3, **STATED)
         with pytest.raises(ValueError, match=rf"label {label} .*0002.png, 0002, .*train-0.tar.*none of the 3 classes"):
             list(data.train.epoch())
 
     @pytest.mark.parametrize("num_workers", [0, 2])
-    def test_a_corrupt_image_is_named_by_key_and_shard_or_left_out(self, num_workers, shards, caplog):
+    def test_a_corrupt_image_is_named_by_key_and_shard_or_left_out(self, num_workers, tmp_path, caplog):
         images = [encode(image) for image in marked(12, (6, 4, 3))]
         images[7] = NOT_AN_IMAGE
-        folder, counts = shards(images, [5, 7]), {"max_train_samples": 12, "max_eval_samples": 12}
+        folder, counts = shards(tmp_path, images, [5, 7]), {"max_train_samples": 12, "max_eval_samples": 12}
         options = STATED | counts | {"dataloader_num_workers": num_workers}
         with pytest.raises(ValueError, match=r"0007\.png, 0007, .*train-1\.tar, number .*cannot be decoded"):
             list(load(folder, **options).train.epoch())
@@ -190,8 +185,8 @@ class TestErrors:
         with pytest.raises(ValueError, match="cannot be decoded"):
             list(data.train.epoch())
 
-    def test_what_is_not_stated_and_splits_that_cannot_be_streamed_are_errors(self, shards):
-        folder = shards()
+    def test_what_is_not_stated_and_splits_that_cannot_be_streamed_are_errors(self, tmp_path):
+        folder = shards(tmp_path)
         needed = "image_size, num_channels, image_mean, image_std, max_train_samples .*max_eval_samples .*class_names"
         with pytest.raises(ValueError, match=f"a stream is not read before training, so set {needed}"):
             load(folder)
@@ -202,7 +197,7 @@ class TestErrors:
         with pytest.raises(TypeError, match="buffer_size"):
             list(load(make_dataset(marked(4)), **STATED | {"class_names": None}, **COUNTS).train.epoch())
 
-    def test_columns_and_class_names_are_checked(self, shards):
+    def test_columns_and_class_names_are_checked(self, tmp_path):
         rows = make_dataset(marked(4), [0, 1, 0, 1]).to_iterable_dataset()
         with pytest.raises(ValueError, match="found no label column"):
             load(rows.remove_columns("label"), **STATED, **COUNTS)
@@ -211,7 +206,7 @@ class TestErrors:
         rows = make_dataset(marked(4), [0, 1, 0, 1], feature=ClassLabel(names=["cat", "dog"])).to_iterable_dataset()
         with pytest.raises(ValueError, match=r"split 'train' has the classes \['cat', 'dog'\], but others"):
             load(rows, **STATED, **COUNTS)
-        folder = shards()
+        folder = shards(tmp_path)
         with pytest.raises(ValueError, match=r"set class_names \(different ones"):
             load(folder, **STATED | COUNTS | {"class_names": ["0", "1", "1"]})
         with pytest.raises(TypeError, match="not subscriptable"):

@@ -32,27 +32,6 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, mask_token="[MASK]", **names)
 
 
-@pytest.fixture(scope="module")
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE like RoBERTa's, with very few merges."""
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trained = ByteLevelBPETokenizer()
-    trained.train_from_iterator(LINES, vocab_size=275, special_tokens=special, show_progress=False)
-    backend = trained._tokenizer
-    backend.post_processor = TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
-    )  # fmt: skip
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", mask_token="<mask>")
-
-
-@pytest.fixture
-def slow_tokenizer(tmp_path: Path) -> EsmTokenizer:
-    """Amino acids, without letters of lower case."""
-    file = tmp_path / "vocab.txt"
-    file.write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", "L", "A", "G", "<mask>"]), encoding="utf-8")
-    return EsmTokenizer(str(file))
-
-
 def dna_tokenizer(step: int = 1) -> PreTrainedTokenizerFast:
     """Four bases; all other characters are dropped. The tokens are multiples of `step`."""
     words = ["[PAD]", "[CLS]", "[SEP]", "A", "C", "G", "T", "[MASK]"]
@@ -121,7 +100,20 @@ def test_blocks_are_the_concatenated_tokens_without_the_remainder_between_specia
     assert (set(batch["input_ids"][:, 0].tolist()), set(batch["input_ids"][:, -1].tolist())) == ({2}, {3})
 
 
-def test_special_and_ordinary_tokens_of_any_tokenizer_are_distinguished(tokenizer, byte_tokenizer, slow_tokenizer):
+def test_special_and_ordinary_tokens_of_any_tokenizer_are_distinguished(tokenizer, tmp_path):
+    # Amino acids, without letters of lower case
+    file = tmp_path / "vocab.txt"
+    file.write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", "L", "A", "G", "<mask>"]), encoding="utf-8")
+    slow_tokenizer = EsmTokenizer(str(file))
+    # Byte-level BPE like that of RoBERTa, with very few merges
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(LINES, vocab_size=275, special_tokens=special, show_progress=False)
+    backend = trained._tokenizer
+    backend.post_processor = TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )  # fmt: skip
+    byte_tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", mask_token="<mask>")
     for of, frame, ordinary in (
         (tokenizer, (2, 3, 4), range(5, 13)),
         (dna_tokenizer(1), (1, 2, 7), range(3, 7)),  # without letters of ours

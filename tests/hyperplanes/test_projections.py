@@ -14,17 +14,6 @@ from hf_sphere.hyperplanes import projection_statistics
 from hf_sphere.hyperplanes.projections import mass_band, projection_cdf, sign_test
 
 
-@pytest.fixture
-def trained(root):
-    """The trained network of the golden file."""
-    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.MaxPool2d(2)]
-    layers += [nn.Conv2d(12, 16, 1), nn.ReLU(), nn.Conv2d(16, 20, 3), nn.ReLU()]
-    model = nn.ModuleDict({"features": nn.Sequential(*layers)})
-    tensors = load_file(root / "tests" / "golden" / "projections.safetensors")
-    model.load_state_dict({name[8:]: tensor for name, tensor in tensors.items() if name.startswith("trained.")})
-    return model
-
-
 def linear(weight):
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
     layer.weight = nn.Parameter(weight)
@@ -36,11 +25,17 @@ def statistics_of(weight, **options):
     return projection_statistics(linear(weight), "linear", **options).layers[""]
 
 
-def test_values_match_the_reference_implementation_and_p_values_are_those_of_normalized_projections(root, trained):
+def test_values_match_the_reference_implementation_and_p_values_are_those_of_normalized_projections(root):
+    # The trained network of the golden file
+    layers = [nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.Conv2d(12, 16, 1), nn.ReLU(), nn.Conv2d(16, 20, 3), nn.ReLU()]
+    model = nn.ModuleDict({"features": nn.Sequential(*layers)})
+    tensors = load_file(root / "tests" / "golden" / "projections.safetensors")
+    model.load_state_dict({name[8:]: tensor for name, tensor in tensors.items() if name.startswith("trained.")})
     known = json.loads((root / "tests" / "golden" / "projections.json").read_text())
     p_values = []
     for kind in ("raw", "normalized"):
-        found, expected = projection_statistics(trained, normalize=kind == "normalized"), known[kind]
+        found, expected = projection_statistics(model, normalize=kind == "normalized"), known[kind]
         cells = [expected["0"]["0"], expected["0"]["1"], expected["1"]["0"], expected["net"]]
         for ours, theirs in zip([*found.layers.values(), found.net], cells, strict=True):
             for key in ("projections", "mean", "mass"):

@@ -102,9 +102,6 @@ def test_adapters_target_the_layers_of_the_plain_model_and_are_trained_with_the_
     assert any(name.endswith("classifier.modules_to_save.default.spherization.scaling") for name in trained)
 
 
-# Saving and loading, and starting from plain checkpoints
-
-
 def write_vocabulary(folder: Path, name: str) -> None:
     """Write the vocabulary of a tokenizer without its class."""
     if name == "Bert":

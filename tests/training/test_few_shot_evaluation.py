@@ -111,9 +111,6 @@ def test_a_process_without_images_takes_part_in_the_gathering(monkeypatch):
     assert torch.equal(evaluation._gather_images(model, batches, torch.tensor([4]), idle), torch.ones(1, 5))
 
 
-# Display
-
-
 def test_intervals_are_shown_with_their_metrics_and_counts_are_omitted():
     assert show_metric("eval_accuracy", 0.95312, 0.00218) == "95.31 ± 0.22 %"
     assert show_metric("train_runtime", 61.2345) == "61.23 s"

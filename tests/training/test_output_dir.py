@@ -76,9 +76,6 @@ def test_settings_are_published_without_absolute_paths_and_read_with_those_of_th
     assert read_settings(tmp_path) == {"dataset_name": "digits"}
 
 
-# Locks
-
-
 HOLD = """
 import sys
 from filelock import FileLock
