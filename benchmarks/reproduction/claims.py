@@ -112,7 +112,8 @@ def render_page(rows: Sequence[ClaimRow], paper: str) -> str:
         used = {title.replace("with / without", "value / compared with"): cells for title, cells in used.items()}
         unit = "Shares from 0 to 1, and correlations"
     links = f"{MARKS}, [hours](rules.md#costs), [words](../concepts.md#words-of-the-results)"
-    note = f"{unit}. [Verdicts](rules.md#verdicts) are corrected for the number of tests, intervals are not. {links}."
+    verdicts = "[Verdicts](rules.md#verdicts) are corrected for the number of tests, intervals are not"
+    note = f"{unit}. {verdicts}; both are over seeds, with one test set. {links}."
     return join_lines(list(used), zip(*used.values(), strict=True), [note])
 
 

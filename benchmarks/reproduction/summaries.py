@@ -98,7 +98,8 @@ def render_measured(
         lines.append([what, number, row.unit or unit, "higher" if is_higher else "lower", compared, seeds, file])
     note = (
         "Intervals and verdicts are over seeds. Times are relative to those of the other program on the same CPU; on "
-        "an H200 [those of optimizers are longer](docs/results/optimizers.md#what-it-costs). "
+        "an H200 [those of optimizers are longer](docs/results/optimizers.md#what-it-costs), ArcFace is slower than "
+        "the other library, and the other rows are not measured. "
         f"The goals are ours; all that were missed [are listed](docs/results/appendix/missed.md). {MARKS}."
     )
     return join_lines(["measured", "value", "unit", "better", "compared", "seeds", "file"], lines, [note])

@@ -34,7 +34,10 @@ EXCEPTIONS = "Exceptions to the rule of comparisons"
 MARKS = "[† JPEG copy, ‡ later seeds](rules.md#marks)"
 """Link to the meaning of the marks; `report.insert` makes it relative to the page."""
 
-CIFAR_NOTE = "CIFAR-10 is a JPEG copy here (quality 75, chroma subsampling 4:2:0), which is harder than the original."
+CIFAR_NOTE = (
+    "CIFAR-10 is a JPEG copy here (quality 75, chroma subsampling 4:2:0), which may be harder than the original; its "
+    "cost in accuracy is not measured."
+)
 
 
 @dataclass(frozen=True)
