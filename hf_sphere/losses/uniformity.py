@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, distributed, nn
 
+from hf_sphere.geometry.codes.bounds import nearest_others
 from hf_sphere.geometry.decorators import WithGradients, opaque
 from hf_sphere.losses.pairs import gather_points
 from hf_sphere.nn.class_softmax import BLOCK, class_blocks
@@ -115,12 +116,7 @@ class KoLeoLoss(UniformityLoss):
 @opaque(lambda points: (points.new_empty(len(points), dtype=torch.int64), points.new_empty(())))
 def _find_nearest(points: Tensor) -> tuple[Tensor, Tensor]:
     """Return the indices of the nearest other points (N,), and `expected_log_distance`."""
-    nearest = torch.empty(len(points), dtype=torch.int64, device=points.device)
-    for block in class_blocks(len(points), len(points), points.device, BLOCK):
-        cosines = points[block] @ points.T
-        cosines.diagonal(block.start).fill_(-torch.inf)
-        nearest[block] = cosines.argmax(1)
-    return nearest, points.new_full((), expected_log_distance(*points.shape))
+    return nearest_others(points)[1], points.new_full((), expected_log_distance(*points.shape))
 
 
 @functools.lru_cache(maxsize=1024)
