@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hf_sphere.geometry.checks import check_embeddings, check_labels, check_scores
-from hf_sphere.utils.modules import eval_mode
+from hf_sphere.utils.modules import eval_mode, unwrap
 from hf_sphere.utils.problem_types import problem_type, why_no_accuracy
 
 logger = logging.getLogger(__name__)
@@ -85,15 +85,12 @@ def model_outputs(model: nn.Module | str | os.PathLike, batches: Any) -> Outputs
         >>> model_outputs(network, images.split(4)).embeddings.shape
         torch.Size([8, 64])
     """
-    from accelerate.utils import extract_model_from_parallel  # the scores of embeddings do not need it
-
     if isinstance(model, str | os.PathLike):
         from hf_sphere.utils.model_sources import load_classifier
 
         loaded = load_classifier(os.fspath(model)).model
         return model_outputs(loaded.to("cuda" if torch.cuda.is_available() else "cpu"), batches)
-    if (inner := extract_model_from_parallel(model, keep_torch_compile=False)) is not model:  # for the hooks
-        return model_outputs(inner, batches)
+    model = unwrap(model)  # for the hooks
     weight = next(chain(model.parameters(), model.buffers()), torch.empty(0))
     paths, names = batches if isinstance(batches, list | tuple) else [batches], None
     if paths and all(isinstance(path, str | os.PathLike) for path in paths):

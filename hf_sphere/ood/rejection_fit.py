@@ -11,7 +11,7 @@ from hf_sphere.nn.rejection import SCORES, Rejection, images_needed, rejected_ra
 from hf_sphere.ood.detector import FITTED, OODDetector, compare_scores
 from hf_sphere.ood.outputs import Outputs, model_outputs
 from hf_sphere.utils.checks import check_choice, check_number, check_seed
-from hf_sphere.utils.modules import digest_weights
+from hf_sphere.utils.modules import digest_weights, unwrap
 from hf_sphere.utils.problem_types import SINGLE_LABEL, problem_type
 
 MOST_LEFT_OUT = 10
@@ -67,13 +67,12 @@ def fit_rejection(
         >>> model(pixel_values).known  # doctest: +SKIP
         tensor([ True, False])
     """
-    from accelerate.utils import extract_model_from_parallel  # scores of embeddings do not need it
     from scipy.stats import binomtest  # slow to import
 
     check_number("level", level, "(0, 1)")
     seed = check_seed(seed)
     check_choice("score", score, ("auto", *SCORES))
-    model = extract_model_from_parallel(model, keep_torch_compile=False)
+    model = unwrap(model)
     config: Any = getattr(model, "config", None)
     if problem_type(model) != SINGLE_LABEL:
         raise ValueError(f"a rejection needs a model of one class per input; this one is for {problem_type(model)}.")
