@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pandas import DataFrame
 from scipy.special import bdtr, betainc
 from scipy.stats import binom, kstest
 
@@ -32,11 +33,6 @@ from hf_sphere.utils.files import write_json
 Floats = NDArray[np.float64]
 
 LAYER_WIDTH = 28
-
-HEADER = (
-    f"{'layer':<{LAYER_WIDTH}} {'filters':>7} {'dead':>5} {'N':>6} {'mean':>8} {'mass':>6} {'isotropic':>11} "
-    f"{'p KS':>8} {'p sign':>8}"
-)
 
 CENTERED = 1e-12  # cosines up to this size are rounding errors of 0, as of filters that weight standardization centers
 
@@ -115,8 +111,10 @@ class ProjectionStatistics:
 
     def __str__(self) -> str:
         names = (name if len(name) <= LAYER_WIDTH else f"..{name[2 - LAYER_WIDTH :]}" for name in self.layers)
-        lines = map(_line, names, self.layers.values())
-        return "\n".join([HEADER, *lines, "-" * len(HEADER), _line("all layers", self.net), _verdict(self.net)])
+        rows = DataFrame(map(_cells, [*self.layers.values(), self.net]), index=[*names, "all layers"])
+        formats = dict.fromkeys(("mean", "mass", "p KS", "p sign"), "{:.3g}".format)
+        table = rows.astype(dict.fromkeys(formats, float)).to_string(na_rep="-", formatters=formats)
+        return f"{table}\n\n{_verdict(self.net)}"
 
     def summary(self) -> dict[str, Any]:
         """Return the statistics of the network and the number of biased layers, for a table of results."""
@@ -225,18 +223,12 @@ def mass_band(count: int) -> tuple[float, float]:
     return float(low) / count, float(high) / count
 
 
-def _line(name: str, row: Projections) -> str:
-    mean, mass, band = "-", "-", "-"
-    if row.mean is not None:
-        mean = f"{row.mean:.4f}" if abs(row.mean) < 100 else f"{row.mean:.3g}"
-        mass, band = f"{row.mass:.3f}", f"{row.null_mass_low:.3f}-{row.null_mass_high:.3f}"
-    p_values = [row.ks_p_value_adjusted, row.sign_p_value_adjusted]
-    tests = " ".join(f"{'-' if p_value is None else format(p_value, '.2g'):>8}" for p_value in p_values)
-    star = " *" if any(map(is_significant, p_values)) else ""
-    return (
-        f"{name:<{LAYER_WIDTH}} {row.num_filters:>7} {row.num_dead:>5} {getattr(row, 'dim', ''):>6} {mean:>8} "
-        f"{mass:>6} {band:>11} {tests}{star}"
-    )
+def _cells(row: Projections) -> dict[str, Any]:
+    counts = {"filters": row.num_filters, "dead": row.num_dead, "N": getattr(row, "dim", "")}
+    band = "-" if row.mass is None else f"{row.null_mass_low:.3f}-{row.null_mass_high:.3f}"
+    p_values = {"p KS": row.ks_p_value_adjusted, "p sign": row.sign_p_value_adjusted}
+    star = "*" if any(map(is_significant, p_values.values())) else "-"
+    return {**counts, "mean": row.mean, "mass": row.mass, "isotropic": band, **p_values, "*": star}
 
 
 def _verdict(net: Projections) -> str:
