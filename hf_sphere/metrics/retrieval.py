@@ -1,7 +1,6 @@
 """Retrieval metrics of embeddings, Recall@k, R-precision and MAP@R, and the nearest neighbors that they compare."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from hf_sphere.geometry.checks import check_embeddings, check_labels, to_floating
 from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.utils.checks import check_choice, check_integer, check_number, check_seed
+from hf_sphere.utils.modules import full_precision
 
 Distance = Literal["cosine", "euclidean", "hyperbolic"]
 
@@ -100,7 +100,7 @@ def score_queries(
     labels = check_labels(labels, len(embeddings))
     device = embeddings.device
     embeddings = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32))
-    with _full_precision(device):
+    with full_precision(device.type):
         gallery = Gallery.of(embeddings, labels.to(device), distance, curvature)
         excluded = int((gallery.relevant == 0).sum())
         if excluded == len(labels):
@@ -168,22 +168,6 @@ def sampled_retrieval_scores(
         low, high = values.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64)).tolist()
         results[name] = {"mean": float(values.mean()), "low": low, "high": high}
     return results
-
-
-@contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
-    """Compute matrix products in full float32, regardless of the precision allowed for training."""
-    backends: Any = torch.backends
-    products = [backends.cuda.matmul, backends.mkldnn.matmul]
-    before = [product.fp32_precision for product in products]
-    try:
-        for product in products:
-            product.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for product, precision in zip(products, before, strict=True):
-            product.fp32_precision = precision
 
 
 @dataclass(frozen=True, eq=False)

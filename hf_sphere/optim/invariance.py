@@ -18,7 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hf_sphere.optim.layout import ChannelDims, group_size
-from hf_sphere.utils.modules import unwrap, widest_dtype
+from hf_sphere.utils.modules import full_precision, unwrap, widest_dtype
 
 TOLERANCE = 1e-3
 """Largest |<w, dL/dw>| / (|w| |dL/dw|) of a group that is considered zero.
@@ -208,14 +208,7 @@ def open_trial(model: nn.Module, batch: Any = None) -> Iterator[tuple[nn.Module,
     kinds = {parameter.device.type for parameter in model.parameters()} - {"meta"}
     devices = {parameter.device for parameter in model.parameters() if parameter.is_cuda}
     with torch.random.fork_rng(devices), contextlib.ExitStack() as stack:
-        for kind in kinds:
-            stack.enter_context(torch.autocast(kind, enabled=False))
-        if "cuda" in kinds:
-            cudnn = torch.backends.cudnn
-            keep = {"enabled": cudnn.enabled, "benchmark": cudnn.benchmark, "deterministic": cudnn.deterministic}
-            stack.enter_context(cudnn.flags(**keep, allow_tf32=False))
-            stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-            torch.set_float32_matmul_precision("highest")
+        stack.enter_context(full_precision(*kinds))
         stack.callback(logging.disable, logging.root.manager.disable)
         logging.disable(max(logging.root.manager.disable, logging.WARNING))
         torch.manual_seed(0)

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -27,6 +27,24 @@ def eval_mode(*models: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def full_precision(*kinds: str) -> Iterator[None]:
+    """Compute in full float32, whatever is allowed for training, and without autocast on some kinds of devices."""
+    backends: Any = torch.backends
+    cudnn, matmuls = backends.cudnn, (backends.cuda.matmul, backends.mkldnn.matmul)
+    with ExitStack() as stack:
+        for operation in (*matmuls, cudnn.conv, cudnn.rnn):
+            before = operation.fp32_precision if operation.fp32_precision != backends.fp32_precision else "none"
+            stack.callback(setattr, operation, "fp32_precision", before)
+        stack.callback(setattr, cudnn, "allow_tf32", cudnn.conv.fp32_precision == "tf32")
+        cudnn.allow_tf32 = False  # reading this older setting, as `cudnn.flags` does, is an error if they differ
+        for operation in (*matmuls, cudnn.conv, cudnn.rnn):
+            operation.fp32_precision = "ieee"
+        for kind in kinds:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def digest_weights(model: nn.Module | Mapping[str, Any], about: Any = None, *, is_widened: bool = False) -> str:

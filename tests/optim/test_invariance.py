@@ -253,3 +253,15 @@ def test_a_model_that_keeps_its_features_is_checked_after_a_forward_pass():
 def test_a_model_with_the_weight_norm_of_hooks_is_checked():
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), torch.nn.utils.weight_norm(nn.Linear(6, 2)))
     assert "0.weight" in find_scale_invariant_weights(model, torch.randn(8, 4)).channel_dims
+
+
+def test_a_model_is_checked_in_full_precision_where_tf32_is_allowed(monkeypatch):
+    backends, seen = torch.backends, set[str]()
+    operations = backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    model[0].register_forward_hook(lambda *_: seen.update(each.fp32_precision for each in operations))
+    monkeypatch.setattr(backends, "fp32_precision", "tf32")  # as by TrainingArguments(tf32=True)
+    before = [each.fp32_precision for each in operations]
+    assert found_in(model, torch.randn(4, 3, 8, 8)) == FIRST
+    assert seen == {"ieee"}
+    assert [each.fp32_precision for each in operations] == before
