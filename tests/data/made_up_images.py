@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from case_selection import each
 from datasets import ClassLabel, Dataset, Features, Image
 from PIL import Image as PILImage
+from torch import Tensor
 
 NOT_AN_IMAGE = b"not an image"
 
@@ -29,6 +31,10 @@ ANIMALS = ["ant", "bee", "cat", "dog", "elk", "fox"]
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def pixels(*shape: int) -> Tensor:
+    return torch.from_numpy(noise(*shape))
 
 
 def marked(count: int, size: tuple[int, int] = SMALL, start: int = 0) -> list[np.ndarray]:

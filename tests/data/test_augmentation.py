@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from made_up_images import pixels as noise
 from torch import Tensor
 from torchvision.transforms.v2 import RandomResizedCrop, functional as tvF
 
@@ -13,10 +14,6 @@ EVERYTHING = [
     Augmentation(crop_padding=2, horizontal_flip=True, rotation=30.0, occlusion=1),
     Augmentation(random_resized_crop=0.08, horizontal_flip=True, rotation=30.0, color_jitter=(0.3, 0.3, 0.3, 0.1)),
 ]
-
-
-def noise(*shape: int) -> Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def windows(image: Tensor, padding: int, mode: str = "constant") -> list[np.ndarray]:

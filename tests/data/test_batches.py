@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from made_up_images import make_dataset
+from made_up_images import make_dataset, pixels as noise
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -14,10 +14,6 @@ from hf_sphere.data.decoding import EncodedImages, decode_all
 from hf_sphere.utils.seeds import mix_seed
 
 EVERYTHING = Augmentation(crop_padding=2, horizontal_flip=True, rotation=30.0)
-
-
-def noise(*shape: int) -> Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def in_memory(images: Tensor, labels: Tensor | None = None, **options) -> ImagesInMemory:

@@ -5,11 +5,11 @@ import pyarrow as pa
 import pytest
 import torch
 from datasets import ClassLabel, Dataset, Value
-from made_up_images import RAW, SMALL, both_sizes, make_dataset, marked, seen
-from torch import Tensor
+from made_up_images import RAW, SMALL, both_sizes, make_dataset, marked, pixels as noise, seen
 
 from hf_sphere.data import COMPUTED_VALUES, Augmentation, targets
 from hf_sphere.data.augmentation import _rotate
+from hf_sphere.data.sources import load_splits
 from hf_sphere.data.targets import read_class_names, read_values
 
 
@@ -151,17 +151,11 @@ REGRESSION = {"task": "regression"}
 
 def load_digits(load, **options):
     """Load a few of the bundled digits."""
-    from hf_sphere.data.sources import load_splits
-
     splits = load_splits("digits")
     return load(splits["train"].select(range(60)), splits["test"].select(range(20)), **options)
 
 
 slant = COMPUTED_VALUES["slant"]
-
-
-def noise(*shape: int) -> Tensor:
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
 def plain_slant(image: np.ndarray) -> float:

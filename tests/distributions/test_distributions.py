@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from clustered import other_unit as unit
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributions import VonMises, kl_divergence, transform_to
@@ -15,10 +16,6 @@ from hf_sphere.geometry.bessel import log_uniform_density, mean_resultant_length
 DRAWS = 50_000
 HALVES = [torch.float16, torch.bfloat16]
 KAPPAS = [0.0, 0.4, 3.0, 25.0]
-
-
-def unit(*shape: int, dtype=torch.float64) -> Tensor:
-    return F.normalize(torch.randn(shape, dtype=dtype), dim=-1)
 
 
 def make(dim: int, kappa: float, shape: tuple[int, ...] = (), dtype=torch.float64) -> VonMisesFisher:

@@ -3,17 +3,13 @@ import math
 import mpmath
 import pytest
 import torch
+from clustered import other_unit as unit
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, MixtureSameFamily, kl_divergence
 
 from hf_sphere.distributions import HypersphericalUniform, PowerSpherical, VonMisesFisher
-from hf_sphere.geometry import project_to_sphere
 
 PLACES = [(2, 0.5), (3, 1e-3), (3, 2.0), (5, 40.0), (128, 40.0), (512, 1e4), (4096, 1e-3), (4096, 1e6)]
-
-
-def unit(*shape: int) -> Tensor:
-    return project_to_sphere(torch.randn(shape, dtype=torch.float64))
 
 
 def make(dim: int, kappa: float, *shape: int) -> PowerSpherical:

@@ -4,6 +4,7 @@ import warnings
 import mpmath
 import pytest
 import torch
+from clustered import other_unit as unit
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
@@ -21,10 +22,6 @@ from hf_sphere.geometry import (
 from hf_sphere.geometry.manifold import divide_by_norms
 
 ANGLES = [1e-6, 1e-4, 1e-2, 0.03, 0.1, 1.0, math.pi / 2, 3.0, math.pi - 1e-3, math.pi - 1e-6]
-
-
-def unit(*shape: int) -> Tensor:
-    return project_to_sphere(torch.randn(shape, dtype=torch.float64))
 
 
 def pair(angle: float, dim: int = 5) -> tuple[Tensor, Tensor, Tensor]:

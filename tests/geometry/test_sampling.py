@@ -7,6 +7,7 @@ import scipy.optimize
 import scipy.stats
 import torch
 import torch.nn.functional as F
+from clustered import other_unit as unit
 from hypothesis import given, strategies as st
 
 from hf_sphere.geometry import sampling
@@ -201,10 +202,6 @@ def test_second_derivative_raises_instead_of_being_zero(differentiate, loss):
         differentiate((slope + concentration).sum(), concentration)
 
 
-def unit(count: int, dim: int, dtype=torch.float32) -> torch.Tensor:
-    return F.normalize(torch.randn(count, dim, dtype=dtype), dim=-1)
-
-
 def by_sampling(loc, concentration):
     return points_around(loc, *sample_cosine(concentration, loc.shape[-1]))
 
@@ -222,7 +219,7 @@ def by_noise(loc, concentration):
 @pytest.mark.parametrize("kappa", [0.0, 3.0, 1e4, 1e8])
 @pytest.mark.parametrize("dim", [2, 3, 128])
 def test_points_have_unit_norm(draw, dim, kappa, dtype):
-    points = draw(unit(20_000, dim, dtype), torch.full((20_000,), kappa, dtype=dtype))
+    points = draw(unit(20_000, dim, dtype=dtype), torch.full((20_000,), kappa, dtype=dtype))
     assert points.dtype == dtype
     assert (points.double().norm(dim=-1) - 1).abs().max() < 16 * torch.finfo(dtype).eps
 
@@ -245,7 +242,7 @@ def test_points_match_the_mean_and_covariance_of_the_distribution(draw, kappa):
 
 @pytest.mark.parametrize("draw", [by_sampling, by_noise])
 def test_mean_derivative_by_direction_is_the_length_times_the_tangential_part(draw):
-    direction, weights = unit(1, 5, torch.float64).requires_grad_(), torch.randn(5, dtype=torch.float64)
+    direction, weights = unit(1, 5).requires_grad_(), torch.randn(5, dtype=torch.float64)
     each = F.normalize(direction, dim=-1).expand(DRAWS, 5)
     each.retain_grad()
     (draw(each, torch.full((DRAWS,), 4.0, dtype=torch.float64)) @ weights).sum().backward()
@@ -258,7 +255,7 @@ def test_mean_derivative_by_direction_is_the_length_times_the_tangential_part(dr
 
 
 def test_points_from_noise_pass_gradcheck():
-    loc, concentration = unit(3, 4, torch.float64).requires_grad_(), torch.tensor([0.5, 4.0, 90.0], dtype=torch.float64)
+    loc, concentration = unit(3, 4).requires_grad_(), torch.tensor([0.5, 4.0, 90.0], dtype=torch.float64)
     noise = noise_like((3,), loc)
     for numbers in (noise, noise._replace(normals=-noise.normals)):
         # The gradient is tangential, as mean directions lie on the sphere.
@@ -268,7 +265,7 @@ def test_points_from_noise_pass_gradcheck():
 
 
 def test_noise_broadcasts_over_distributions():
-    loc, concentration = unit(3, 4), torch.tensor([0.0, 3.0, 400.0])
+    loc, concentration = unit(3, 4, dtype=torch.float32), torch.tensor([0.0, 3.0, 400.0])
     noise = noise_like((20_000, 1), loc)
     points = points_from_noise(loc, concentration, noise)
     assert points.shape == (20_000, 3, 4)

@@ -4,18 +4,13 @@ from collections import Counter
 
 import pytest
 import torch
-import torch.nn.functional as F
+from clustered import unit
 from hypothesis import given, strategies as st
 from scipy.integrate import quad
 from scipy.special import hyp0f1
 
 from hf_sphere.metrics import alignment, class_angles, class_overlap, effective_dimension, geometry, uniformity
 from hf_sphere.metrics.geometry import _draw_pairs
-
-
-def unit(count, dim, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(count, dim, dtype=torch.float64, generator=generator), dim=1)
 
 
 def plain_alignment(points, labels):
@@ -66,14 +61,14 @@ class TestUniformity:
         )
         mean = total / mass
         assert mean == pytest.approx(hyp0f1(dim / 2, t**2))
-        assert uniformity(unit(4000, dim)) == pytest.approx(math.log(mean) - 2 * t, abs=0.02)
+        assert uniformity(unit(4000, dim, dtype=torch.float64)) == pytest.approx(math.log(mean) - 2 * t, abs=0.02)
 
     def test_equal_points_have_the_largest_value_and_opposite_ones_the_smallest_despite_underflow(self):
         assert uniformity(torch.ones(10, 4)) == pytest.approx(0.0, abs=1e-12)
         assert uniformity([[1.0, 0.0], [-1.0, 0.0]], t=1000.0) == pytest.approx(-4000.0)
 
     def test_the_block_size_has_no_effect(self, monkeypatch):
-        points = unit(61, 3)
+        points = unit(61, 3, dtype=torch.float64)
         whole = uniformity(points)
         monkeypatch.setattr(geometry, "_BLOCK_NUMEL", 200)
         assert uniformity(points) == pytest.approx(whole, rel=1e-12)
@@ -82,7 +77,7 @@ class TestUniformity:
 @pytest.mark.parametrize("measure", [uniformity, lambda points: alignment(points, torch.zeros(len(points)).long())])
 class TestBoth:
     def test_norms_have_no_effect_and_every_dtype_is_computed_in_float64(self, measure):
-        points = unit(20, 4)
+        points = unit(20, 4, dtype=torch.float64)
         for scale in (1e-200, 1e200):
             assert measure(scale * points) == pytest.approx(measure(points))
         for dtype in (torch.float16, torch.bfloat16, torch.float32):

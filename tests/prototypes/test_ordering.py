@@ -1,6 +1,8 @@
 import itertools
 import math
+from functools import partial
 
+import clustered
 import pytest
 import scipy.optimize
 import torch
@@ -28,9 +30,7 @@ def structured_vectors(groups=3, each=4):
     return (centers + 0.4 * torch.randn(groups, each, 20, generator=generator)).flatten(0, 1)
 
 
-def unit(count, dim, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return F.normalize(torch.randn(count, dim, dtype=torch.float64, generator=generator), dim=1)
+unit = partial(clustered.unit, dtype=torch.float64)
 
 
 def cosines(vectors):
@@ -274,7 +274,7 @@ def test_mean_nearest_cosine_matches_the_loss_of_the_paper(shape):
     count=st.integers(2, 20), dim=st.integers(2, 8), sharpness=st.floats(1e-2, 1e9), seed=st.integers(0, 1000)
 )  # fmt: skip
 def test_soft_separation_is_slightly_above_the_largest_cosine(count, dim, sharpness, seed):
-    points = unit(count, dim, seed)
+    points = unit(count, dim, seed=seed)
     largest = off_diagonal(points).max().item()
     value, gradient = soft_separation(points, sharpness)
     assert gradient.isfinite().all()

@@ -4,13 +4,19 @@ import math
 import re
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
+from hf_sphere import visualization
+from hf_sphere.commands import duplicates
 from hf_sphere.commands.main import main
 from hf_sphere.comparison import compare_runs
 from hf_sphere.prototypes import place_prototypes
 from hf_sphere.search import EmbeddingSpace, report_vectors
+from hf_sphere.search.duplicates import Duplicates
 from hf_sphere.utils import pages
 
 ODD = "<b>'\"&\n\x1b[31m`|"
@@ -85,8 +91,6 @@ def test_numbers_of_a_table_are_short_and_missing_ones_empty():
 
 @pytest.mark.parametrize("name", ["a 'b' \"c\".png", "<img src=x onerror=alert(1)>.png", "line\nbreak.png"])
 def test_a_page_of_duplicates_has_names_without_markup_and_flags_wrong_labels(tmp_path, monkeypatch, capsys, name):
-    from PIL import Image
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for copy in ("one", "two"):
@@ -104,9 +108,6 @@ def test_a_page_of_duplicates_has_names_without_markup_and_flags_wrong_labels(tm
 
 
 def test_a_page_of_very_many_pairs_stays_small_and_says_what_it_leaves_out(tmp_path, monkeypatch):
-    from hf_sphere.commands import duplicates
-    from hf_sphere.search.duplicates import Duplicates
-
     monkeypatch.setattr(duplicates, "MOST_BYTES", 100_000)
     clusters = [torch.arange(start, start + 2) for start in range(0, 20_000, 2)]
     none = [], torch.tensor([]), [], []
@@ -118,8 +119,6 @@ def test_a_page_of_very_many_pairs_stays_small_and_says_what_it_leaves_out(tmp_p
 
 
 def test_a_page_of_duplicates_folds_large_clusters_and_those_after_the_first_ones():
-    from hf_sphere.commands import duplicates
-
     group = torch.cat([torch.arange(70).repeat_interleave(2), torch.full((8,), 70)])
     found = EmbeddingSpace.fit(torch.randn(71, 40)[group]).duplicates(0.999)
     text = "".join(duplicates.draw_clusters(None, found, {"row": range(148)}, []))
@@ -131,11 +130,6 @@ def test_a_page_of_duplicates_folds_large_clusters_and_those_after_the_first_one
 
 
 def test_a_page_of_a_report_has_verdicts_numbers_and_figure_or_why_there_is_none(tmp_path, monkeypatch):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from hf_sphere import visualization
-
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"embedding": vectors().tolist()}), "rows.parquet")
     main(["report", "rows.parquet", "--page", "report.html"])

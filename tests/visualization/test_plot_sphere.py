@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from clustered import other_unit as unit
 from hypothesis import given, strategies as st
 
 from hf_sphere.distributions import VonMisesFisher
@@ -12,10 +13,6 @@ from hf_sphere.visualization.sphere import choose_view
 
 ABC = ["a", "b", "c"]
 EYE = torch.eye(3, dtype=torch.float64)
-
-
-def unit(*shape: int) -> torch.Tensor:
-    return F.normalize(torch.randn(*shape, dtype=torch.float64), dim=-1)
 
 
 def names_in(axes) -> dict[str, object]:

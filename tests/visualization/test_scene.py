@@ -5,15 +5,12 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from clustered import other_unit as unit
 from hypothesis import given, strategies as st
 
 from hf_sphere.visualization import Panel
 from hf_sphere.visualization.figures import new_figure, shorten
 from hf_sphere.visualization.scene import Scene, mark_of, place_names, project_to_great_sphere
-
-
-def unit(*shape: int) -> torch.Tensor:
-    return F.normalize(torch.randn(*shape, dtype=torch.float64), dim=-1)
 
 
 @pytest.mark.parametrize("dim", [2, 3])
