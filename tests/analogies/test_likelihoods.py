@@ -129,18 +129,14 @@ def test_causal_perplexity_matches_the_loss(causal):
         assert value.item() == pytest.approx(math.exp(loss), rel=1e-5)
 
 
-@pytest.fixture
-def without_start(byte_level_tokenizer):
-    """A byte-level tokenizer without special tokens, like that of GPT-2."""
-    backend = type(byte_level_tokenizer.backend_tokenizer).from_str(byte_level_tokenizer.backend_tokenizer.to_str())
-    backend.post_processor = None
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
-
-
 @pytest.mark.parametrize("start", [[2], []], ids=str)
 def test_the_bos_token_is_prepended_if_the_tokenizer_adds_none_and_else_the_second_is_scored_first(
-    build, without_start, start
+    build, byte_level_tokenizer, start
 ):
+    # A byte-level tokenizer without special tokens, like that of GPT-2
+    backend = type(byte_level_tokenizer.backend_tokenizer).from_str(byte_level_tokenizer.backend_tokenizer.to_str())
+    backend.post_processor = None
+    without_start = PreTrainedTokenizerFast(tokenizer_object=backend)
     options = {} if start else {"bos_token_id": None}
     language_model = LanguageModel(build("GPT2", "ForCausalLM", **options), without_start)
     ids = torch.tensor([[*start, *without_start("lion is to cat")["input_ids"]]])

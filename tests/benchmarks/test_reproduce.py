@@ -32,15 +32,10 @@ def queue(tmp_path, *entries: dict) -> Path:
     return path
 
 
-@pytest.fixture
-def only(tmp_path):
+def only(tmp_path, **entry) -> PlannedRun:
     """The single run of an entry."""
-
-    def read(**entry) -> PlannedRun:
-        (run,) = plan(read_queue(queue(tmp_path, entry))[0])
-        return run
-
-    return read
+    (run,) = plan(read_queue(queue(tmp_path, entry))[0])
+    return run
 
 
 def finish(results: Results, run: PlannedRun, **metrics: float) -> None:
@@ -84,14 +79,14 @@ def test_entries_are_in_order_of_priority_and_each_seed_of_all_configurations_be
     assert [run.name for run in plan(entry)] == [f"{stem}-seed{seed}" for seed in (5, 6) for stem in stems]
 
 
-def test_an_option_of_a_mapping_is_merged_into_the_configuration(only):
-    run = only(configs=[SPHERIZED], grid={"head_kwargs.scaling": [2.0]})
+def test_an_option_of_a_mapping_is_merged_into_the_configuration(tmp_path):
+    run = only(tmp_path, configs=[SPHERIZED], grid={"head_kwargs.scaling": [2.0]})
     assert run.overrides() == {"head_kwargs": {"scaling": 2.0, "radius": 5.0}}
     assert run.group == "digits-lenet5-spherized-scaling2.0"
 
 
-def test_later_configurations_of_a_combination_take_precedence(only):
-    run = only(configs=["hyperplanes/cifar10-lenet9 + hyperplanes/corruptions/label_noise-1.0"])
+def test_later_configurations_of_a_combination_take_precedence(tmp_path):
+    run = only(tmp_path, configs=["hyperplanes/cifar10-lenet9 + hyperplanes/corruptions/label_noise-1.0"])
     assert run.group == "cifar10-lenet9-label_noise-1.0"
     assert run.arguments()[:4] == [
         *("--config", "hyperplanes/cifar10-lenet9"),
@@ -99,11 +94,11 @@ def test_later_configurations_of_a_combination_take_precedence(only):
     ]
 
 
-def test_the_digest_changes_with_the_numerics_of_the_task_and_not_with_arguments_without_effect(only, monkeypatch):
-    before = only().digest()
-    assert only(overrides={"save_epochs": 7, "output_dir": "elsewhere"}).digest() == before
+def test_the_digest_changes_with_the_numerics_of_the_task_and_not_with_arguments_without_effect(tmp_path, monkeypatch):
+    before = only(tmp_path).digest()
+    assert only(tmp_path, overrides={"save_epochs": 7, "output_dir": "elsewhere"}).digest() == before
     monkeypatch.setattr(find_task("classification"), "numerics", 1000)
-    assert only().digest() != before
+    assert only(tmp_path).digest() != before
 
 
 def test_a_finished_run_is_done_and_one_of_other_settings_is_stale(tmp_path):
@@ -193,28 +188,22 @@ def finished_job(run: PlannedRun, tuned: dict, lock: Any, places: Places) -> Any
     return job
 
 
-@pytest.fixture
-def run_queue(tmp_path, monkeypatch):
-    """Run a queue to its end without waiting, and return it."""
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(reproduce, "Job", finished_job)
-
-    def run(entries) -> reproduce.Queue:
-        started = reproduce.Queue(entries, Results(tmp_path), Places(tmp_path, None), 1, "cpu")
-        started.run(1)
-        return started
-
-    return run
+def run_queue(tmp_path, entries) -> reproduce.Queue:
+    started = reproduce.Queue(entries, Results(tmp_path), Places(tmp_path, None), 1, "cpu")
+    started.run(1)
+    return started
 
 
 def test_runs_that_another_queue_has_locked_are_named_and_entries_of_another_device_left_out(
-    run_queue, tmp_path, capsys
+    tmp_path, monkeypatch, capsys
 ):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(reproduce, "Job", finished_job)
     entries = read_queue(queue(tmp_path, {"device": "gpu"}, {"label": "b"}))
     with Results(tmp_path).lock(plan(entries[1])[0]):
-        assert list(run_queue(entries).results.runs) == []
+        assert list(run_queue(tmp_path, entries).results.runs) == []
     assert "in progress in another queue: digits-lenet5-plain-b-seed0." in capsys.readouterr().out
-    assert list(run_queue(entries).results.runs) == ["digits-lenet5-plain-b-seed0"]
+    assert list(run_queue(tmp_path, entries).results.runs) == ["digits-lenet5-plain-b-seed0"]
 
 
 def test_the_hash_of_the_data_depends_on_names_and_contents_of_its_files(tmp_path):

@@ -183,21 +183,6 @@ def test_rows_that_are_all_equal_are_one_cluster(count, threshold):
     assert found.expected_false is None
 
 
-@pytest.fixture(scope="module")
-def digit_folder(tmp_path_factory):
-    """Two folders of 120 digits each, of which the second one has resized copies of six from the first one."""
-    folder, source = tmp_path_factory.mktemp("digits"), ImageSource.of("digits", "train")
-    for row in range(240):
-        image = source.open(row, 1).resize((64, 64), Image.Resampling.BICUBIC)
-        path = folder / ("train" if row < 120 else "test") / source.labels[row]
-        path.mkdir(parents=True, exist_ok=True)
-        image.save(path / f"{row:03}.png")
-        if row < 6:
-            (folder / "test" / "copies").mkdir(parents=True, exist_ok=True)
-            image.resize((40, 40)).save(folder / "test" / "copies" / f"{row:03}.jpg", quality=90)
-    return folder
-
-
 def test_thumbnails_of_copies_are_near_identical(digits):
     buffer = io.BytesIO()
     digits[0].resize((200, 150)).save(buffer, "JPEG", quality=80)
@@ -209,8 +194,18 @@ def test_thumbnails_of_copies_are_near_identical(digits):
     assert cosines[13].argmax() == 14  # blank images
 
 
-def test_the_command_finds_copies_in_another_folder(digit_folder, tmp_path, capsys):
-    train, test = digit_folder / "train", digit_folder / "test"
+def test_the_command_finds_copies_in_another_folder(tmp_path, capsys):
+    # Two folders of 120 digits each, of which the second one has resized copies of six from the first one
+    folder, source = tmp_path / "digits", ImageSource.of("digits", "train")
+    for row in range(240):
+        image = source.open(row, 1).resize((64, 64), Image.Resampling.BICUBIC)
+        path = folder / ("train" if row < 120 else "test") / source.labels[row]
+        path.mkdir(parents=True, exist_ok=True)
+        image.save(path / f"{row:03}.png")
+        if row < 6:
+            (folder / "test" / "copies").mkdir(parents=True, exist_ok=True)
+            image.resize((40, 40)).save(folder / "test" / "copies" / f"{row:03}.jpg", quality=90)
+    train, test = folder / "train", folder / "test"
     table = tmp_path / "found.csv"
     arguments = [str(train), "--other", str(test), "--threshold", "0.999", "--table", str(table)]
     command.main([*arguments, "--label_column", "label"])

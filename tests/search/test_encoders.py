@@ -1,5 +1,6 @@
 """One way from images and texts to embeddings."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -13,15 +14,20 @@ from transformers.activations import GELUActivation
 from hf_sphere.search import ImageEncoder, TextEncoder, load_encoder
 from hf_sphere.search.extract import embed_batches
 
+with contextlib.suppress(ImportError):  # tests of images do not need them
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Router
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+    from hf_sphere.nn import Spherize
+
 TEXTS = ["a dog", "the cat sat", "stocks fell", "a", "b c d"]
 
 
 @pytest.fixture
 def sentences(root, tmp_path) -> Path:
     """A folder with a SentenceTransformer, which has prompts."""
-    st = pytest.importorskip("sentence_transformers")
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-
+    pytest.importorskip("sentence_transformers")
     source = root / "tests" / "golden" / "analogy" / "tiny-bert"
     torch.manual_seed(0)
     BertModel.from_pretrained(source).save_pretrained(tmp_path / "bert")
@@ -29,7 +35,7 @@ def sentences(root, tmp_path) -> Path:
     transformer = Transformer(str(tmp_path / "bert"))
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), "mean")]
     prompts = {"query": "the ", "document": ""}
-    st.SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(tmp_path / "sentences"))
+    SentenceTransformer(modules=modules, device="cpu", prompts=prompts).save(str(tmp_path / "sentences"))
     return tmp_path / "sentences"
 
 
@@ -39,8 +45,6 @@ def gather(batches) -> tuple[list[int], torch.Tensor]:
 
 
 def test_texts_have_the_embeddings_of_the_sentence_transformer(sentences):
-    from sentence_transformers import SentenceTransformer
-
     encoder, expected = load_encoder(str(sentences)), SentenceTransformer(str(sentences), device="cpu")
     rows, embeddings = gather(encoder.encode(TEXTS, [1, 4], batch_size=2, progress=False))
     assert isinstance(encoder, TextEncoder)
@@ -51,8 +55,6 @@ def test_texts_have_the_embeddings_of_the_sentence_transformer(sentences):
 
 
 def test_a_model_that_is_loaded_or_saved_in_half_precision_is_the_same_encoder(sentences):
-    from sentence_transformers import SentenceTransformer
-
     encoder, given = TextEncoder(str(sentences)), TextEncoder(SentenceTransformer(str(sentences), device="cpu"))
     assert (given.weights, given.settings) == (encoder.weights, encoder.settings)
     SentenceTransformer(str(sentences), device="cpu").half().save(str(sentences))
@@ -60,9 +62,6 @@ def test_a_model_that_is_loaded_or_saved_in_half_precision_is_the_same_encoder(s
 
 
 def test_the_distance_is_that_of_the_model(sentences):
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize
-
     model = SentenceTransformer(str(sentences), device="cpu", similarity_fn_name="euclidean")
     assert TextEncoder(model).metric == {"distance": "euclidean"}
     model.similarity_fn_name = "dot"
@@ -78,11 +77,6 @@ def test_the_distance_is_that_of_the_model(sentences):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("last", ["Spherize", "Normalize"])
 def test_inner_products_of_embeddings_of_one_norm_are_cosines(last, dtype, sentences):
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Normalize
-
-    from hf_sphere.nn.sentence_embedding import Spherize
-
     model = SentenceTransformer(str(sentences), device="cpu", similarity_fn_name="dot")
     dim = model.get_embedding_dimension()
     model.append(Spherize(dim, radius=3.0) if last == "Spherize" else Normalize())
@@ -131,9 +125,6 @@ def test_prompts_of_queries_and_documents_say_whether_both_are_embedded_alike(
 
 @pytest.mark.parametrize("way", ["task", "length"])
 def test_modules_that_know_queries_from_documents_are_not_symmetric(way, sentences):
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.base.modules import Router
-
     model = SentenceTransformer(str(sentences), device="cpu", prompts={"query": "", "document": ""})
     assert TextEncoder(model).is_symmetric
     if way == "length":
@@ -238,8 +229,6 @@ def test_a_module_of_another_library_is_refused_before_it_is_imported(name, sent
 
 
 def test_an_activation_of_another_library_is_refused_rather_than_replaced_by_tanh(sentences):
-    from sentence_transformers.sentence_transformer.modules import Dense
-
     modules = json.loads((sentences / "modules.json").read_text())
     kind = "sentence_transformers.base.modules.dense.Dense"
     modules.append({"idx": 2, "name": "2", "path": "2_Dense", "type": kind})
@@ -273,10 +262,6 @@ def test_files_that_would_load_something_else_or_are_damaged_are_one_error(file,
 
 
 def test_a_model_with_spherize_is_loaded_without_code_of_its_folder(sentences, tmp_path):
-    from sentence_transformers import SentenceTransformer
-
-    from hf_sphere.nn import Spherize
-
     model = SentenceTransformer(str(sentences), device="cpu")
     model.append(Spherize(model.get_embedding_dimension(), scaling=2.0))
     model.save(str(sentences))

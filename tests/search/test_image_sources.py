@@ -11,9 +11,10 @@ import pytest
 import torch
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image as ImageFeature, IterableDataset, List, Value
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from hf_sphere.data.decoding import EncodedImages, ImageShape
-from hf_sphere.search import ImageIndex, ImageSource, read_vectors
+from hf_sphere.search import ImageEncoder, ImageIndex, ImageSource, read_vectors
 
 
 def test_a_folder_has_all_its_image_files_with_their_class_folders(photos):
@@ -175,10 +176,6 @@ def test_exhausted_memory_is_not_a_damaged_image(tmp_path, monkeypatch, digits):
 
 
 def test_a_model_or_processor_that_cannot_be_is_an_error(save_model, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    from hf_sphere.search import ImageEncoder
-
     folder = Path(save_model(tmp_path / "model"))
     weights = load_file(folder / "model.safetensors")
     next(value for name, value in weights.items() if name.endswith("weight")).fill_(torch.nan)
