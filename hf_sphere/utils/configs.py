@@ -29,27 +29,22 @@ class YamlLoader(yaml.SafeLoader):
     has_aliases = False
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: D102
-        event = self.peek_event()
+        event, problem, names = self.peek_event(), "", set[str]()
+        node: Any = super().compose_node(parent, index)
+        mark, is_number = event.start_mark, node.tag.endswith((":int", ":float"))
         if not self.has_aliases and getattr(event, "anchor", None):
             problem = "anchors and aliases are not supported; repeat the value"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-        return super().compose_node(parent, index)
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:  # noqa: D102
-        node, names = super().compose_mapping_node(anchor), set[str]()
-        for key, _ in node.value:
+        elif is_number and re.match(r"[-+]?(0\d+$|\d+:)", str(node.value).replace("_", "")):
+            problem = f"{node.value} would be a number of base 8 or 60; write it without leading zeros, or quote it"
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) and not problem else ():
             is_text = key.tag.endswith((":str", ":merge") if self.has_aliases else ":str")
             if not is_text or key.value in names:
                 problem = f"the key {key.value!r} occurs twice" if is_text else "a key is not a text; quote it"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+                mark = key.start_mark
+                break
             names.add(key.value)
-        return node
-
-    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:  # noqa: D102
-        node = super().compose_scalar_node(anchor)
-        if node.tag.endswith((":int", ":float")) and re.match(r"[-+]?(0\d+$|\d+:)", node.value.replace("_", "")):
-            problem = f"{node.value} would be a number of base 8 or 60; write it without leading zeros, or quote it"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        if problem:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         return node
 
 
