@@ -145,7 +145,7 @@ def load_image_data(
     train_classes = targets.train_classes if isinstance(targets, OpenSetOptions) else None
     check_task(task, options, values, train_classes, episodes)
     augmentation = Augmentation(**{each.name: getattr(options, each.name) for each in fields(AugmentationOptions)})
-    corruption, is_open = splits.Corruption.of(options, seed), task in OPEN_SETS
+    corruption, is_open = splits.Corruption(options, seed), task in OPEN_SETS
     drawn = {"train": episodes, "validation": validation_episodes, "eval": eval_episodes}
     dataset = _load_splits(options, dataset, streaming=options.streaming)
     if options.streaming:
@@ -266,7 +266,7 @@ def load_image_split(
     if options.image_mean is None or options.image_std is None:
         raise ValueError("image_mean and image_std are required to load a split as in evaluation, or a model (like).")
     check_task("classification" if train_classes is None else "retrieval", options, ValueOptions(), train_classes)
-    corruption = splits.Corruption.of(options, seed)
+    corruption = splits.Corruption(options, seed)
     dataset = _load_splits(options, dataset)
     data, recorded, train = fingerprint(dataset), None, options.train_split
     same_data = record if record is not None and record.data == data else None

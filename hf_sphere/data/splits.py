@@ -30,7 +30,7 @@ LARGEST_SIDE_IN_MEMORY = 96
 _CLASSES, _NOISE, _PIXELS = 1, 2, 3
 
 
-@dataclass(frozen=True)
+@dataclass
 class Corruption:
     """Corruption of the images and labels of a dataset: random labels, shuffled pixels, fewer classes.
 
@@ -39,27 +39,22 @@ class Corruption:
     resumes, in every process, and for any choice of held-out images.
     """
 
-    label_noise: float = 0.0  # fraction of the labels that `replace_labels` replaces
-    shuffled_pixels: str | None = None  # how `shuffle` permutes pixels, `per_image` or `shared`; None: it does not
-    sample_classes: int | None = None  # number of classes that `draw_classes` keeps; None for all
-    seed: int = 0  # of all three
+    options: ImageSourceOptions
+    seed: int  # unless the options have one
 
-    @classmethod
-    def of(cls, options: ImageSourceOptions, seed: int) -> "Corruption":
-        """Return that of options; `seed` is used unless they have one."""
-        seed = seed if options.corruption_seed is None else options.corruption_seed
-        return cls(options.label_noise, options.shuffled_pixels, options.sample_classes, seed)
+    def __post_init__(self) -> None:
+        self.seed = self.seed if self.options.corruption_seed is None else self.options.corruption_seed
 
     def draw_classes(self, count: int) -> Tensor:
         """Return the indices of the `sample_classes` classes to keep of `count`, in increasing order."""
-        kept: Any = self.sample_classes
+        kept: Any = self.options.sample_classes
         if kept > count:
             raise ValueError(f"--sample_classes {kept} is more than the data has: {count} classes.")
         return torch.randperm(count, generator=self._generator(_CLASSES))[:kept].sort().values
 
     def replace_labels(self, labels: Tensor, rows: Tensor, *, num_rows: int, num_classes: int) -> Tensor:
         """Replace round(`label_noise` * N) labels, in an order and by classes drawn for all rows of the dataset."""
-        count = round(self.label_noise * len(labels))
+        count = round(self.options.label_noise * len(labels))
         order, drawn = torch.rand(2, num_rows, dtype=torch.float64, generator=self._generator(_NOISE))
         replaced = order[rows].argsort(stable=True)[:count]
         noisy = labels.clone()
@@ -70,7 +65,7 @@ class Corruption:
 
     def shuffle(self, images: Tensor | EncodedImages, rows: Tensor, split: str) -> Tensor | EncodedImages:
         """Permute the pixels of each image, by its row of the split; encoded images when they are decoded."""
-        if self.shuffled_pixels is None:
+        if self.options.shuffled_pixels is None:
             return images
         if isinstance(images, EncodedImages):
             return replace(images, transform=partial(self.shuffle, split=split))
@@ -78,7 +73,7 @@ class Corruption:
         generator, of_split = self._generator(_PIXELS), mix_seed(self.seed, _PIXELS, *split.encode())
         order = torch.randperm(pixels.shape[2], generator=generator)
         for index, row in enumerate(rows.tolist()):
-            if self.shuffled_pixels == "per_image":
+            if self.options.shuffled_pixels == "per_image":
                 order = torch.randperm(len(order), generator=generator.manual_seed(mix_seed(of_split, row)))
             shuffled.flatten(2)[index] = pixels[index][:, order]
         return shuffled

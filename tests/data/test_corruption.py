@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from made_up_images import ANIMALS, RAW, SMALL, both_sizes, make_dataset, noise
 from scipy.stats import chisquare
 
-from hf_sphere.data import ImageData, ImagesFromDisk, ImagesInMemory
+from hf_sphere.data import ImageData, ImagesFromDisk, ImagesInMemory, ImageSourceOptions
 from hf_sphere.data.splits import Corruption
 
 
@@ -43,7 +43,7 @@ def load_split(load_one):
 
 def replace(given: torch.Tensor, share: float, *, seed: int = 0, classes: int = 10, rows=None, num_rows=None):
     rows = torch.arange(len(given)) if rows is None else rows
-    return Corruption(share, seed=seed).replace_labels(
+    return Corruption(ImageSourceOptions(label_noise=share), seed).replace_labels(
         given, rows, num_rows=num_rows or len(given), num_classes=classes
     )
 
@@ -173,12 +173,12 @@ class TestPixels:
     @pytest.mark.parametrize("kind", ["per_image", "shared"])
     def test_input_images_are_not_modified(self, kind):
         images = torch.from_numpy(noise(9, 2, 3, 4))
-        Corruption(shuffled_pixels=kind, seed=5).shuffle(images, torch.arange(9).flip(0), "train")
+        Corruption(ImageSourceOptions(shuffled_pixels=kind), 5).shuffle(images, torch.arange(9).flip(0), "train")
         assert np.array_equal(images, noise(9, 2, 3, 4))
 
     def test_seed_split_and_row_determine_the_permutation(self):
         def order(seed=0, split="train", row=0):
-            corruption = Corruption(shuffled_pixels="per_image", seed=seed)
+            corruption = Corruption(ImageSourceOptions(shuffled_pixels="per_image"), seed)
             return corruption.shuffle(torch.arange(24).view(1, 1, 4, 6), torch.tensor([row]), split)
 
         assert torch.equal(order(), order())
@@ -186,7 +186,8 @@ class TestPixels:
 
     def test_positions_are_uniform(self):
         images = torch.arange(8).view(1, 1, 2, 4).repeat(4000, 1, 1, 1)
-        moved = Corruption(shuffled_pixels="per_image").shuffle(images, torch.arange(4000), "train").flatten(1)
+        corruption = Corruption(ImageSourceOptions(shuffled_pixels="per_image"), 0)
+        moved = corruption.shuffle(images, torch.arange(4000), "train").flatten(1)
         for place in moved.unbind(1):
             assert chisquare(torch.bincount(place, minlength=8)).pvalue > 0.0001
 
@@ -228,13 +229,14 @@ class TestClasses:
     @given(st.integers(2, 200), st.data(), st.integers(0, 2**40))
     def test_the_requested_number_of_distinct_classes_is_sampled_in_order(self, count, data, seed):
         kept = data.draw(st.integers(2, count))
-        drawn = Corruption(sample_classes=kept, seed=seed).draw_classes(count).tolist()
+        drawn = Corruption(ImageSourceOptions(sample_classes=kept), seed).draw_classes(count).tolist()
         assert len(drawn) == kept
         assert drawn == sorted(set(drawn))
         assert set(drawn) <= set(range(count))
 
     def test_classes_are_sampled_uniformly_by_the_corruption_seed_alone(self, load):
-        draws = [Corruption(sample_classes=3, seed=seed).draw_classes(10) for seed in range(2000)]
+        options = ImageSourceOptions(sample_classes=3)
+        draws = [Corruption(options, seed).draw_classes(10) for seed in range(2000)]
         assert chisquare(torch.bincount(torch.cat(draws))).pvalue > 0.001
         first, second = (load(self.animals(), sample_classes=2, corruption_seed=0, seed=seed) for seed in (0, 1))
         assert first.class_names == second.class_names

@@ -9,7 +9,7 @@ from made_up_images import encode, make_dataset, noise
 from PIL import Image as PILImage
 from torchvision.transforms import v2
 
-from hf_sphere.data import Augmentation, Episodes, ImagesFromDisk, ImageShape, ImagesInMemory
+from hf_sphere.data import Augmentation, Episodes, ImagesFromDisk, ImageShape, ImagesInMemory, ImageSourceOptions
 from hf_sphere.data.decoding import EncodedImages
 from hf_sphere.data.splits import Corruption
 from hf_sphere.utils.seeds import mix_seed
@@ -110,7 +110,7 @@ def test_shuffled_pixels_are_augmented_like_those_in_memory():
     encoded = EncodedImages(make_dataset(ORIGINALS), "image", ImageShape(3, 16, 16))
     rows, options = torch.arange(11), {"batch_size": 4, "mean": [0.0], "std": [1 / 255], "shuffle": True}
     options["augmentation"] = EVERYTHING
-    shuffled = Corruption(shuffled_pixels="shared").shuffle(encoded, rows, "train")
+    shuffled = Corruption(ImageSourceOptions(shuffled_pixels="shared"), 0).shuffle(encoded, rows, "train")
     disk = ImagesFromDisk(shuffled, rows, num_workers=0, **options)
     memory = ImagesInMemory(torch.stack(shuffled.__getitems__(list(range(11)))), rows, **options)
     for one, other in zip(disk.epoch(1), memory.epoch(1), strict=True):
