@@ -11,8 +11,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -127,6 +127,22 @@ def not_found(name: str | os.PathLike, error: BaseException) -> FileNotFoundErro
     return FileNotFoundError(f"{name} is no file or folder, and cannot be loaded from the Hub: {error_text(error)}")
 
 
+@contextmanager
+def loading_errors(name: str | os.PathLike, how: str) -> Iterator[None]:
+    """Raise an OSError for a model or dataset that is missing, and a ValueError for one that cannot be read."""
+    try:
+        yield
+    except ImportError:
+        raise
+    except OSError as error:
+        if Path(name).exists():
+            raise
+        raise not_found(name, error) from error
+    except Exception as error:  # of json, safetensors, torch, pyarrow, file systems, or the library itself
+        cause = error.__cause__ or error  # the message of `datasets` itself is generic
+        raise ValueError(f"{name} cannot be {how}: {error_text(cause)}") from error
+
+
 def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
     """Call `from_pretrained` of a class of transformers; neither custom code nor other files are loaded.
 
@@ -139,7 +155,7 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
     path = Path(name)
     for file in path.iterdir() if path.is_dir() else ():
         check_regular(file)
-    try:
+    with loading_errors(name, f"loaded as {kind.__name__}"):
         if not kind.__name__.endswith(("Processor", "Tokenizer")):
             if "config" not in options:  # which has been checked
                 check_settings(transformers.PreTrainedConfig.get_config_dict(str(name))[0])
@@ -149,14 +165,6 @@ def load_pretrained(kind: Any, name: str | os.PathLike, **options: Any) -> Any:
             with suppress(OSError):  # models of timm have no file of it
                 check_settings(transformers.ImageProcessingMixin.get_image_processor_dict(str(name))[0])
         return kind.from_pretrained(name, **options)
-    except ImportError:
-        raise
-    except OSError as error:
-        if path.exists():
-            raise
-        raise not_found(name, error) from error
-    except Exception as error:  # of json, safetensors, torch or the class itself
-        raise ValueError(f"{name} cannot be loaded as {kind.__name__}: {error_text(error)}") from error
 
 
 def load_model(
@@ -205,7 +213,7 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
     needed: Any = {"allow_patterns": ["*.json", "*.safetensors", "*.txt", "*.model"]}
     needed["ignore_patterns"] = ["onnx/*", "openvino/*"]
     folder = Path(name) if Path(name).is_dir() else Path(snapshot_download(name, **needed))
-    try:
+    with loading_errors(name, "loaded as SentenceTransformer"):
         for file in folder.rglob("*"):
             check_regular(file)
             if file.name == "adapter_config.json":
@@ -229,10 +237,6 @@ def load_sentence_transformer(name: str, device: Any = None) -> Any:
             known = {SPHERIZE: import_from_string(SPHERIZE)}
             load = partial(SentenceTransformer._load_with_module_classes, module_classes=known)
         return load(str(folder), device=device and str(device), **options).eval()
-    except (ImportError, OSError):
-        raise
-    except Exception as error:  # of json, safetensors, torch or sentence-transformers
-        raise ValueError(f"{name} cannot be loaded as SentenceTransformer: {error_text(error)}") from error
 
 
 def load_file(path: str | os.PathLike, **options: Any) -> Any:
@@ -255,17 +259,8 @@ def load_dataset(name: str, *args: Any, source: str | None = None, **options: An
         check_regular(path)
     if Path(name).is_dir() and glob.has_magic(name):  # another folder would be read
         raise ValueError(f"`datasets` reads the characters *, ? and [ in {name} as a pattern; rename the folder.")
-    try:
+    with loading_errors(source or name, "read as a dataset"):
         loaded: Any = datasets.load_dataset(name, *args, **options)
-    except ImportError:
-        raise
-    except OSError as error:
-        if Path(source or name).exists():
-            raise
-        raise not_found(name, error) from error
-    except Exception as error:  # of pyarrow, of file systems, or of `datasets`, whose own message is generic
-        problem = error_text(error.__cause__ or error)
-        raise ValueError(f"{source or name} cannot be read as a dataset: {problem}") from error
     path = Path(source or name)
     features = (next(iter(loaded.values())) if isinstance(loaded, dict) else loaded).features or {}
     numbers = [n for n, kind in features.items() if isinstance(kind, datasets.Value) and kind.dtype.startswith("int")]
