@@ -196,7 +196,7 @@ def evaluate_analogies(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     names = {folder_name(name): name for name in ("plain", *SETTINGS)}
     output = args.output_dir / "analogies"
     run_recipe(
-        *("evaluate_analogies", "--model_name_or_path", *(str(args.output_dir / folder) for folder in names)),
+        *("analogies", "--model_name_or_path", *(str(args.output_dir / folder) for folder in names)),
         *("--dataset_name", args.analogies, "--benchmarks", *BENCHMARKS, "--scorings", "embedding_similarity"),
         *("--grid", "none", "--output_dir", str(output)),
         *("--disable_tqdm", "--overwrite_output_dir"),
@@ -223,9 +223,9 @@ def train_plain(args: argparse.Namespace) -> None:
 
 
 def run_recipe(name: str, *options: str) -> None:
-    """Run a job, by the name of its script, in a process of its own."""
+    """Run a job, or a training by the name of its script, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    words = ["-m", "hf_sphere.commands.main", *COMMANDS[name].split(), *options]
+    words = ["-m", "hf_sphere.commands.main", *COMMANDS.get(name, name).split(), *options]
     subprocess.run([sys.executable, *words], env=environment, check=True)
 
 

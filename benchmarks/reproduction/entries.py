@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from hf_sphere.commands import JOBS
 from hf_sphere.comparison.significance import Test
 from hf_sphere.training.tasks import find_task
 from hf_sphere.utils.arguments import parse_arguments, to_argv
-from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.configs import YamlLoader, config_names, load_config, read_yaml
-from reproduction.old_options import restore_options
+from reproduction.old_options import restore_job, restore_options
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPTS = {
@@ -72,7 +72,7 @@ class Entry:
             26 November 2026, `paired`. The others have the mean of the last epochs as planned metric, see `RULES`.
         exceptions: Rules of `reproduction.rules` that the comparisons of these runs, or this tuning, break, with the
             reasons.
-        after: Jobs that run after training, by the names of `hf_sphere.utils.commands`, with the placeholders `{model}`
+        after: Jobs that run after training, by the names of `hf-sphere`, with the placeholders `{model}`
             (output folder of the training), `{folder}` (folder for other results) and `{<Hub id>}` (a dataset).
 
     Raises:
@@ -97,7 +97,6 @@ class Entry:
     after: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        jobs = [COMMANDS.get(words.split()[0], "") for words in self.after]
         valid = {
             "priority": isinstance(self.priority, int),
             "configs": isinstance(self.configs, list) and {type(config) for config in self.configs} == {str},
@@ -109,7 +108,7 @@ class Entry:
             "exceptions": isinstance(self.exceptions, Mapping),
             "overrides": isinstance(self.overrides, Mapping),
             "grid": isinstance(self.grid, Mapping) and all(isinstance(v, list) and v for v in self.grid.values()),
-            "after": all(job and not job.startswith("train ") for job in jobs),
+            "after": all(words.split()[0] in JOBS.keys() - {"train"} for words in self.after),
         }
         wrong = [f"{name} {getattr(self, name)!r}" for name, is_valid in valid.items() if not is_valid]
         if wrong:
@@ -164,7 +163,7 @@ class PlannedRun:
         """Return a digest of what the result depends on: settings, later steps, and the task's `numerics`.
 
         The settings are the explicit ones, and all options of the head, so that a new default makes a result stale; the
-        options have their old names, so that a new name does not.
+        options and later steps have their old names, so that a new name does not.
         """
         settings = read_settings(self.config) | self.overrides(tuned)
         if "head" in settings:
@@ -174,7 +173,7 @@ class PlannedRun:
             "settings": {
                 name: value for name, value in restore_options(settings).items() if name not in WITHOUT_EFFECT
             },
-            "after": self.entry.after,
+            "after": [*map(restore_job, self.entry.after)],
             "seed": self.seed,
             "numerics": find_task(self.entry.task).numerics,
         }

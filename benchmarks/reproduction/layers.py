@@ -12,7 +12,7 @@ SIGNIFICANT = 0.05
 
 
 def read_layers(folder: Path) -> dict[str, dict[str, float]]:
-    """Return, by layer, what `compute_projections` and `reinitialize_layers` measured, from their folders.
+    """Return, by layer, what the jobs `projections` and `reinitialize` measured, from their folders.
 
     Only layers in both are returned: those with a weight that is projected. `drop` is the relative loss of accuracy
     when the layer is reset to its initialization.

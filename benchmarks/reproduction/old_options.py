@@ -1,4 +1,4 @@
-"""Old names of options, of which digests were computed and that saved results have."""
+"""Old names of options and jobs, of which digests were computed and that saved results have."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +18,20 @@ RENAMED_OPTIONS: dict[tuple[str, Any], dict[str, Any]] = {
     ("lr_scheduler_type", "plateau"): {"lr_scheduler_type": "reduce_lr_on_plateau"},
 }
 """New names and values of an option by its old ones; None stands for any value, which is kept."""
+
+RENAMED_JOBS = {
+    "extract": "extract_embeddings",
+    "evaluate": "evaluate_embeddings",
+    "projections": "compute_projections",
+    "reinitialize": "reinitialize_layers",
+}
+"""Old name of a job by its new one."""
+
+
+def restore_job(words: str) -> str:
+    """Return a job and its options with its old name, of which digests were computed."""
+    job, space, options = words.partition(" ")
+    return RENAMED_JOBS.get(job, job) + space + options
 
 
 def rename_options(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from huggingface_hub.file_download import repo_folder_name
 
 from hf_sphere.training.output_dir import list_checkpoints
 from hf_sphere.training.tasks import find_task
-from hf_sphere.utils.commands import COMMANDS
 from hf_sphere.utils.files import write_json
 from reproduction.definitions import define
 from reproduction.entries import ROOT, PlannedRun, read_settings
@@ -174,8 +173,8 @@ class Job:
         commands = []
         for words in self.run.entry.after:
             values = _Placeholders(model, others, self.places)
-            script, *argv = [word.format_map(values) for word in words.split()]
-            commands.append(["-m", "hf_sphere.commands.main", COMMANDS[script], *argv])
+            job = [word.format_map(values) for word in words.split()]
+            commands.append(["-m", "hf_sphere.commands.main", *job])
         if (model / "all_results.json").is_file():
             return commands
         training = [self.run.script, *self.run.arguments(self.tuned), "--dataset_name", self._dataset()[1]]

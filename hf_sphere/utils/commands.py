@@ -1,4 +1,4 @@
-"""The commands by the names that configurations, output folders and results record."""
+"""The commands that train, by the names that configurations, output folders and results record."""
 
 from contextvars import ContextVar
 
@@ -9,21 +9,8 @@ COMMANDS = {
     "train_joint_prediction": "train joint",
     "train_few_shot": "train few-shot",
     "train_masked_lm": "train masked-lm",
-    "prepare_images": "prepare",
-    "extract_embeddings": "extract",
-    "evaluate_embeddings": "evaluate",
-    "visualize_embeddings": "visualize",
-    "predict_images": "predict",
-    "build_index": "index",
-    "search_images": "search",
-    "search_page": "page",
-    "export_onnx": "export",
-    "place_prototypes": "place",
-    "evaluate_analogies": "analogies",
-    "compute_projections": "projections",
-    "reinitialize_layers": "reinitialize",
 }
-"""Words after `hf-sphere`, by the name that configurations and outputs record; those of training are in `recipes`."""
+"""Words after `hf-sphere`, by the name of the script in `recipes`."""
 
 running: ContextVar[str | None] = ContextVar("running", default=None)
 """The command that the user started, for the usage line and errors."""

@@ -62,7 +62,7 @@ def contents(run: PlannedRun, tuned: dict | None = None, **metrics: float) -> di
         ({"tuned_by": "nothing"}, "tuned_by must name an entry with a grid"),
         ({"seeds": 0}, "entry0.*invalid seeds 0"),
         ({"minutes": "long"}, "entry0.*invalid minutes 'long'"),
-        ({"after": ["evaluate --embeddings x"]}, "entry0.*invalid after"),
+        ({"after": ["evaluate_embeddings --embeddings x"]}, "entry0.*invalid after"),
         ({"configs": [SPHERIZED], "overrides": {"head_kwargs.scalng": 1}}, "unknown option 'scalng'.* mean scaling"),
     ],
 )
@@ -237,8 +237,8 @@ def disturbed(tmp_path_factory):
     """A queue of one run that is interrupted after a checkpoint, killed after another, and then runs to its end."""
     folder = tmp_path_factory.mktemp("disturbed")
     after = [
-        "extract_embeddings --model_name_or_path {model} --dataset_name digits --output_dir {folder}/test",
-        "evaluate_embeddings --embeddings {folder}/test --output_dir {folder}/scores",
+        "extract --model_name_or_path {model} --dataset_name digits --output_dir {folder}/test",
+        "evaluate --embeddings {folder}/test --output_dir {folder}/scores",
     ]
     path, model = folder / "queue.yaml", folder / "work" / "digits-lenet5-plain-seed0" / "model"
     overrides = {"num_train_epochs": 8, "save_epochs": 1, "max_eval_samples": 60}

@@ -18,19 +18,19 @@ from hf_sphere.utils.configs import config_names, load_config
 _FOUND = "--table out/found.csv --contact_sheet out/sheet.png"
 TRAINING = {quick.recipe: task for task, quick in QUICK_RUNS.items()}
 OTHER_RECIPES = {
-    "extract_embeddings": "--model_name_or_path model --dataset_name digits --max_samples 20 --output_dir out",
-    "evaluate_embeddings": "--embeddings embeddings --output_dir out",
-    "visualize_embeddings": "--embeddings embeddings --pictures angles --output_dir out",
-    "reinitialize_layers": "--model_name_or_path model --max_samples 20 --output_dir out",
-    "compute_projections": "--model_name_or_path model --layers all --normalize false --output_dir out",
-    "place_prototypes": "--num_classes 4 --dim 3 --output_dir out",
-    "prepare_images": "class_split --source images --output out",
-    "build_index": "--model_name_or_path model --images photos --num_workers 0 --output_dir out",
-    "search_images": f"--index index --query photos/a/0.png --top_k 3 {_FOUND}",
-    "search_page": "--index index",
-    "predict_images": "--model_name_or_path model --images photos --num_workers 0 --output out/photos.csv",
-    "export_onnx": "--model_name_or_path model --output out/model.onnx",
-    "evaluate_analogies": f"--model_name_or_path {TINY_BERT} --dataset_name questions --benchmarks tiny --templates "
+    "extract": "--model_name_or_path model --dataset_name digits --max_samples 20 --output_dir out",
+    "evaluate": "--embeddings embeddings --output_dir out",
+    "visualize": "--embeddings embeddings --pictures angles --output_dir out",
+    "reinitialize": "--model_name_or_path model --max_samples 20 --output_dir out",
+    "projections": "--model_name_or_path model --layers all --normalize false --output_dir out",
+    "place": "--num_classes 4 --dim 3 --output_dir out",
+    "prepare": "class_split --source images --output out",
+    "index": "--model_name_or_path model --images photos --num_workers 0 --output_dir out",
+    "search": f"--index index --query photos/a/0.png --top_k 3 {_FOUND}",
+    "page": "--index index",
+    "predict": "--model_name_or_path model --images photos --num_workers 0 --output out/photos.csv",
+    "export": "--model_name_or_path model --output out/model.onnx",
+    "analogies": f"--model_name_or_path {TINY_BERT} --dataset_name questions --benchmarks tiny --templates "
     "is-to-what --output_dir out",
 }
 RECIPES = sorted([*TRAINING, *OTHER_RECIPES])

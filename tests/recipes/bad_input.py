@@ -74,7 +74,7 @@ def prepare(folder: Path) -> None:
     (folder / "bytes.bin").write_bytes(bytes(range(256)) * 4)
     with contextlib.chdir(folder):
         words = [*valid("train_image_classification"), "--snapshot_epochs", "1", "--output_dir", "model"]
-        names = {"extract_embeddings": "embeddings", "place_prototypes": "prototypes", "build_index": "index"}
+        names = {"extract": "embeddings", "place": "prototypes", "index": "index"}
         calls = [Call("train_image_classification", words)]
         calls += [Call(recipe, [*OTHER_RECIPES[recipe].split()[:-1], name]) for recipe, name in names.items()]
         for call in calls:
@@ -89,7 +89,7 @@ def searched_once() -> Iterator[None]:
     """Let the search page be searched once and closed when it is launched."""
     from gradio import Blocks
 
-    page = load_recipe("search_page")
+    page = load_recipe("page")
     build, show = page.build_page, Blocks.launch
 
     def search(index: Any) -> Any:
@@ -121,7 +121,7 @@ def run(call: Call) -> tuple[int, str]:
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with searched_once() if call.recipe == "search_page" else contextlib.nullcontext():
+            with searched_once() if call.recipe == "page" else contextlib.nullcontext():
                 run_main(lambda _: load_recipe(call.recipe).main(call.argv))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

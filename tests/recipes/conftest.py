@@ -28,7 +28,7 @@ def _fresh_accelerate(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def load_recipe() -> Callable[[str], ModuleType]:
-    """Import the module of a job by the name of its recipe."""
+    """Import the module of a job, or the script of a training."""
     return training_runs.load_recipe
 
 

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel, ResNetConfig, ResNetForImageClas
 from hf_sphere.hyperplanes import projection_statistics
 from hf_sphere.utils.snapshots import list_snapshots
 
-RECIPE = "compute_projections"
+RECIPE = "projections"
 
 # LeNet with nine layers on the bundled digits: 200 images per epoch in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]

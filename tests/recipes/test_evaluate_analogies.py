@@ -20,7 +20,7 @@ from hf_sphere.analogies import (
     scoring_names,
 )
 
-RECIPE = "evaluate_analogies"
+RECIPE = "analogies"
 
 PAIRS = [("cat", "dog"), ("red", "sea"), ("man", "king"), ("in", "out"), ("eat", "food"), ("one", "two")]
 PAIRS += [("sun", "day")]

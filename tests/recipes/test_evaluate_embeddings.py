@@ -23,7 +23,7 @@ from hf_sphere.metrics import (
 from hf_sphere.ood import SCORES, OODDetector
 from hf_sphere.search.store import embeddings_writer
 
-RECIPE = "evaluate_embeddings"
+RECIPE = "evaluate"
 
 CLASSES = ["a", "b", "c"]
 PLOTS = ["reliability.png", "risk_coverage.png"]

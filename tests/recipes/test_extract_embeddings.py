@@ -43,7 +43,7 @@ from hf_sphere.search import extract as extraction
 from hf_sphere.search.extract import finished_batches
 from hf_sphere.search.store import read_embeddings
 
-RECIPE = "extract_embeddings"
+RECIPE = "extract"
 
 NAMES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 COLUMNS = ["embedding", "label", "prediction", "confidence", "logits", "index", "row_id"]

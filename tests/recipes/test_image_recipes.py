@@ -97,7 +97,7 @@ def run(load_recipe, run_main):
 @pytest.fixture(scope="module")
 def build(run, model):
     """Build or change an index with the recipe."""
-    return lambda *words: run("build_index", "--model_name_or_path", model, "--disable_tqdm", *words)
+    return lambda *words: run("index", "--model_name_or_path", model, "--disable_tqdm", *words)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def search(run, folder, tmp_path):
     """Search with the recipe, and return the rows of its table."""
 
     def rows(*words: object, index: Path = folder) -> list[dict[str, str]]:
-        run("search_images", "--index", index, "--table", tmp_path / "found.csv", *words)
+        run("search", "--index", index, "--table", tmp_path / "found.csv", *words)
         return list(csv.DictReader((tmp_path / "found.csv").open()))
 
     return rows
@@ -137,7 +137,7 @@ def predict(run, model, photos, tmp_path):
 
     def write(name: str, *words: str) -> Path:
         output = tmp_path / name
-        run("predict_images", "--model_name_or_path", model, "--images", photos, "--output", output, *words)
+        run("predict", "--model_name_or_path", model, "--images", photos, "--output", output, *words)
         return output
 
     return write
@@ -191,7 +191,7 @@ def test_of_equally_probable_classes_the_first_are_predicted(load_recipe, tmp_pa
     encoder.name_cells = lambda _, rows, columns: {"row": rows.tolist(), "prediction": ["0", "0"]}
     source = MagicMock(names=["a", "b"], split=None)
     source.name, source.__len__.return_value = "", 2
-    recipe = load_recipe("predict_images")
+    recipe = load_recipe("predict")
     args = recipe.PredictionArguments(model_name_or_path="", images="", output="table.csv", top_k=3)
     rows = recipe.predict(args, encoder, source, tmp_path / "unfinished")
     assert [[row[name] for name in ("prediction", "prediction_2", "prediction_3")] for row in rows] == [list("012")] * 2
@@ -220,14 +220,14 @@ def test_a_regression_has_values_and_neither_classes_nor_confidences(predict, ph
 def test_evaluation_and_index_have_what_the_problem_type_of_the_model_has(kind, run, search, photos, tmp_path):
     model, is_regression = save_problem(tmp_path / "model", kind), kind == "regression"
     words = ["--model_name_or_path", model, "--output_dir", tmp_path / "vectors"]
-    run("extract_embeddings", *words, "--dataset_name", photos, "--split", "all")
+    run("extract", *words, "--dataset_name", photos, "--split", "all")
     data = read_embeddings(str(tmp_path / "vectors"))
     found = evaluate_embeddings(data, ood={"same": data})
     assert {"eval_accuracy", "ood_same_auroc_energy"}.isdisjoint(found.results)
     note = f"accuracy, calibration and risk are skipped: the model is for {kind}, not for one class per image."
     assert note in found.notes
     assert ("confidence" not in data.certainties) == is_regression
-    run("build_index", "--model_name_or_path", model, "--images", photos, "--output_dir", tmp_path / "own")
+    run("index", "--model_name_or_path", model, "--images", photos, "--output_dir", tmp_path / "own")
     rows = search("--query", photos, "--model_name_or_path", model, index=tmp_path / "own")
     images = ImageIndex.load(tmp_path / "own").images
     assert ("confidence" in images, "confidence" in rows[0]) == (not is_regression,) * 2
@@ -240,7 +240,7 @@ def test_evaluation_and_index_have_what_the_problem_type_of_the_model_has(kind, 
 def test_an_exported_file_is_read_by_its_problem_type_without_torch(kind, run, predict, photos, tmp_path):
     pytest.importorskip("onnxruntime")
     model, file = save_problem(tmp_path / "model", kind), tmp_path / "model.onnx"
-    run("export_onnx", "--model_name_or_path", model, "--output", file)
+    run("export", "--model_name_or_path", model, "--output", file)
     out = classify_without_torch(file, *_files(photos)).stdout
     table = pd.read_csv(predict("table.csv", "--model_name_or_path", model))
     names = {"regression": ["value_a", "value_b", "value_c"]}.get(kind, ["confidence", "confidence_2", "confidence_3"])
@@ -386,7 +386,7 @@ def test_a_query_is_left_out_of_its_neighbors_if_asked(search, photos):
 def test_predicted_classes_have_a_question_mark(run, build, copy, query, photos, tmp_path, capsys):
     build("--images", shutil.copytree(photos / "b", tmp_path / "flat"), "--add_to", copy)
     capsys.readouterr()
-    run("search_images", "--index", copy, "--query", query, "--top_k", "2")
+    run("search", "--index", copy, "--query", query, "--top_k", "2")
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [row["class"].endswith("?") for row in rows] == [False, True]
 
@@ -395,7 +395,7 @@ def test_the_next_step_of_an_index_can_be_pasted(build, run, photos, tmp_path, c
     source = shutil.copytree(photos, tmp_path / "my photos")
     build("--images", source, "--output_dir", tmp_path / "my index")
     _, _, *words = shlex.split(capsys.readouterr().out.rpartition("next step ")[2])
-    run("search_images", *words)
+    run("search", *words)
     assert capsys.readouterr().out.startswith("query,rank,id,file")
     build("--images", "digits", "--output_dir", tmp_path / "index")
     assert capsys.readouterr().out.endswith("--query IMAGE\n")  # and no redirection of the shell
@@ -530,7 +530,7 @@ def test_no_image_that_replaced_the_indexed_one_is_shown(load_recipe, build, sea
     sheet = np.asarray(Image.open(tmp_path / "found.png"))
     assert (sheet[3:157, 163:317] == 255).all()
     index = ImageIndex.load(tmp_path / "index")
-    drawn = load_recipe("search_page").draw(index, index.search(query, 1))
+    drawn = load_recipe("page").draw(index, index.search(query, 1))
     assert "missing or changed" in drawn
     assert "<td>b/4.png</td>" in drawn
     assert "<img" not in drawn
@@ -591,7 +591,7 @@ def vectors(tmp_path) -> Path:
 def test_a_file_of_vectors_is_indexed_and_searched_at_a_level_without_a_model(run, search, vectors, tmp_path, capsys):
     folder = tmp_path / "index"
     words = [vectors, "--column", "embedding", "--group_column", "article", "--score", "cosine"]  # few random vectors
-    run("build_index", *words, "--output_dir", folder)
+    run("index", *words, "--output_dir", folder)
     out = capsys.readouterr().out
     assert "added     20 of 20 vectors of" in out
     assert out.endswith("--query VECTORS --false_accept 0.2\n")  # 0.1 needs groups of more rows
@@ -604,7 +604,7 @@ def test_a_file_of_vectors_is_indexed_and_searched_at_a_level_without_a_model(ru
     with pytest.raises(ValueError, match="--contact_sheet shows images; this is an index of vectors"):
         search("--query", vectors, "--contact_sheet", tmp_path / "a.png", index=folder)
     with pytest.raises(ValueError, match="has no model that embeds what a visitor enters; use hf-sphere search"):
-        run("search_page", "--index", folder)
+        run("page", "--index", folder)
 
 
 def test_an_index_is_calibrated_by_images_that_have_no_match(build, photos, tmp_path, capsys):
@@ -639,7 +639,7 @@ REMOVAL = ["--images", "a", "--remove_from", "INDEX"]
 def test_options_of_an_index_that_do_not_fit_are_errors(words, message, run, folder, vectors, tmp_path, capsys):
     names = {"VECTORS": vectors, "INDEX": folder, "NEW": tmp_path / "new"}
     with pytest.raises((ValueError, SystemExit)) as error:
-        run("build_index", *(names.get(word, word) for word in words))
+        run("index", *(names.get(word, word) for word in words))
     assert message in str(error.value) + capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
@@ -653,7 +653,7 @@ def rejecting_index(run, rejecting, photos, tmp_path_factory) -> Path:
     folder, flat = tmp_path_factory.mktemp("index") / "index", tmp_path_factory.mktemp("flat")
     for file in _files(photos):
         shutil.copy(file, flat)
-    run("build_index", "--model_name_or_path", rejecting, "--images", flat, "--output_dir", folder, "--disable_tqdm")
+    run("index", "--model_name_or_path", rejecting, "--images", flat, "--output_dir", folder, "--disable_tqdm")
     return folder
 
 
@@ -678,7 +678,7 @@ def test_rejected_queries_and_neighbors_are_unknown_in_the_table(
 
 
 def test_the_page_shows_no_prediction_of_a_rejected_image(rejecting, rejecting_index, photos, load_recipe):
-    output, page = decisions_of(rejecting, photos)[1], load_recipe("search_page")
+    output, page = decisions_of(rejecting, photos)[1], load_recipe("page")
     index = ImageIndex.load(rejecting_index)
     for file, known, p_value in zip(_files(photos), output.known.tolist(), output.p_value.tolist(), strict=True):
         shown = page.show(index, file, "", [], 9)
@@ -695,7 +695,7 @@ def test_an_index_opens_with_and_without_the_rejection_of_its_model(
         rows = search("--query", query, "--model_name_or_path", other, index=index)
         assert len(rows) == 5
         assert ("query_class" in rows[0]) == (index == copy)
-    run("build_index", "--model_name_or_path", rejecting, "--images", photos, "--add_to", copy, "--disable_tqdm")
+    run("index", "--model_name_or_path", rejecting, "--images", photos, "--add_to", copy, "--disable_tqdm")
     assert set(ImageIndex.load(copy, rejecting).images["known"]) == {False, True}
 
 
@@ -707,7 +707,7 @@ def exported(run, model, tmp_path_factory) -> Path:
     """The exported classifier."""
     pytest.importorskip("onnxruntime")
     file = tmp_path_factory.mktemp("onnx") / "model.onnx"
-    run("export_onnx", "--model_name_or_path", model, "--output", file)
+    run("export", "--model_name_or_path", model, "--output", file)
     return file
 
 
@@ -721,7 +721,7 @@ def test_the_metadata_states_the_preprocessing_and_a_file_is_not_replaced_unless
     assert metadata["distance"] == "cosine"
     before = exported.stat().st_mtime_ns
     with pytest.raises(FileExistsError, match="or replace it with --overwrite_output"):
-        run("export_onnx", "--model_name_or_path", model, "--output", exported)
+        run("export", "--model_name_or_path", model, "--output", exported)
     assert exported.stat().st_mtime_ns == before
 
 
@@ -741,7 +741,7 @@ def test_an_exported_file_classifies_without_torch(exported, model, photos, tmp_
 
 def test_an_exported_file_says_unknown_without_torch(run, predict, rejecting, exported, photos, tmp_path, capsys):
     file = tmp_path / "model.onnx"
-    run("export_onnx", "--model_name_or_path", rejecting, "--output", file)
+    run("export", "--model_name_or_path", rejecting, "--output", file)
     assert capsys.readouterr().out.endswith("distance, rejection\n")
     out = classify_without_torch(file, *_files(photos), "--coverage", "0.5").stdout
     table = pd.read_csv(predict("table.csv", "--model_name_or_path", rejecting, "--coverage", "0.5"))
@@ -772,9 +772,9 @@ def test_an_exported_encoder_of_transformers_states_its_preprocessing_if_it_is_k
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     ViTModel(ViTConfig(**sizes, image_size=8, patch_size=4)).save_pretrained(tmp_path / "vit")
     words = ["--model_name_or_path", tmp_path / "vit", "--output", tmp_path / "vit.onnx"]
-    run("export_onnx", *words)
+    run("export", *words)
     ViTImageProcessor(size={"height": 8, "width": 8}, resample=3).save_pretrained(tmp_path / "vit")
-    run("export_onnx", *words)
+    run("export", *words)
     assert "preprocessing" not in written[0]
     assert json.loads(written[1]["preprocessing"])["resample"] == 3
 
@@ -784,14 +784,14 @@ def test_an_exported_encoder_of_transformers_states_its_preprocessing_if_it_is_k
 
 def test_bad_input_is_refused(run, folder, search, query):
     with pytest.raises(ValueError, match="embedding"):
-        run("evaluate_embeddings", "--embeddings", folder)
+        run("evaluate", "--embeddings", folder)
     for words, count in (([], 9), (["--classes", "b"], 5)):
         with pytest.raises(ValueError, match=f"--top_k must be at most {count}, the number of images to find; got 10"):
             search("--query", query, "--top_k", "10", *words)
     with pytest.raises(ValueError, match=r"false_accept=0\.1 needs 19 calibration groups; there are 9"):
         search("--query", query, "--false_accept", "0.1")
     with pytest.raises(SystemExit):
-        run("search_images", "--index", folder)
+        run("search", "--index", folder)
 
 
 def test_a_query_that_is_left_out_needs_another_image_to_find(build, search, query, tmp_path):
@@ -813,7 +813,7 @@ def address(run, folder, free_port) -> Iterator[str]:
         patch.setattr(
             gradio.Blocks, "launch", lambda page, **more: pages.append(page) or launch(page, **more | options)
         )
-        run("search_page", "--index", folder, "--port", free_port)
+        run("page", "--index", folder, "--port", free_port)
     yield f"http://127.0.0.1:{free_port}"
     pages[0].close(verbose=False)
 
@@ -831,7 +831,7 @@ def test_the_page_answers_only_requests_for_its_host(address, sent, status):
 
 
 def test_the_hosts_of_a_page_are_those_that_it_was_started_with(load_recipe):
-    hosts = load_recipe("search_page").own_hosts
+    hosts = load_recipe("page").own_hosts
     public = hosts("0.0.0.0", [])
     assert {"127.0.0.1", socket.gethostname()} < {*public}
     assert {"*", "evil.example"}.isdisjoint(public)
@@ -841,14 +841,14 @@ def test_the_hosts_of_a_page_are_those_that_it_was_started_with(load_recipe):
 
 def test_a_page_for_an_unknown_host_is_refused(run, folder, monkeypatch):
     with pytest.raises(ValueError, match=r"the host no/such/host .* is no address"):
-        run("search_page", "--index", folder, "--host", "no/such/host")
+        run("page", "--index", folder, "--host", "no/such/host")
     monkeypatch.setenv("GRADIO_SERVER_NAME", "nor/such/one")
     with pytest.raises(ValueError, match=r"the host nor/such/one .* is no address"):
-        run("search_page", "--index", folder)
+        run("page", "--index", folder)
 
 
 def test_the_page_shows_no_path_of_the_server(load_recipe, folder, photos):
-    page, index = load_recipe("search_page"), ImageIndex.load(folder)
+    page, index = load_recipe("page"), ImageIndex.load(folder)
     files = [*photos.rglob("*.png")][:9]
     index.encoder.name = str(photos.parent / "model")
     given = ImageIndex.build(index.encoder, files)
@@ -966,7 +966,7 @@ def test_the_page_explains_why_a_file_is_no_image(page, photos, tmp_path):
 def test_names_of_any_length_and_script_fit_on_the_page(
     load_recipe, folder, photos, chromium, root, tmp_path, monkeypatch
 ):
-    page, index = load_recipe("search_page"), ImageIndex.load(folder)
+    page, index = load_recipe("page"), ImageIndex.load(folder)
     names = ["a" * 60, "Spätburgunder und Grauburgunder", "雀と猫", "عصفور", "<img src=x onerror=alert(1)>"] * 2
     index.images["label"] = names[:9]
     style = (root / "hf_sphere" / "commands" / "page.css").read_text()
@@ -999,7 +999,7 @@ class Letters(VectorEncoder):
 
 def test_the_page_of_an_index_of_texts_shows_texts_and_is_searched_by_text(load_recipe):
     gradio = pytest.importorskip("gradio")
-    page = load_recipe("search_page")
+    page = load_recipe("page")
     texts = [f"{'abcdefgh'[n % 8] * 3}{'abcdefgh'[n // 8]} <b>" for n in range(16)]
     index = ImageIndex.build(Letters(), texts, progress=False)
     shown = page.show(index, None, texts[0], [], 2, 0.2)
@@ -1014,7 +1014,7 @@ def test_the_page_of_an_index_of_texts_shows_texts_and_is_searched_by_text(load_
 
 def test_the_slider_is_disabled_with_the_reason_if_the_calibration_has_no_level(load_recipe):
     gradio = pytest.importorskip("gradio")
-    page = load_recipe("search_page")
+    page = load_recipe("page")
     for groups, calibrated_with, reason in [
         (["a", "b"], "text", "2 groups, whose lowest one is 66.7 %"),
         (["a"] * 4, "text", "one group"),
@@ -1056,7 +1056,7 @@ def test_visitors_of_the_page_cannot_name_files_folders_or_data_sets(target, add
 
 def test_the_page_shows_texts_of_models_and_names_of_files_without_markup(load_recipe, folder, photos, monkeypatch):
     gradio = pytest.importorskip("gradio")
-    page, index = load_recipe("search_page"), ImageIndex.load(folder)
+    page, index = load_recipe("page"), ImageIndex.load(folder)
     monkeypatch.setattr(index.encoder, "class_names", ["<img src=x>"] * len(index.encoder.class_names))
     for image in (str(photos / "a" / "2.png"), "<img src=x>.png"):
         assert "&lt;img src=x&gt;" in page.show(index, image, "", [], 1)

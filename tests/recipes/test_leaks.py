@@ -42,7 +42,7 @@ def model(load_recipe, run_main, cache, folders, tmp_path_factory) -> Path:
 def extract(load_recipe, run_main, cache, folders, model, tmp_path) -> Extract:
     def run(name: str, *words: str, images: Path = folders / "known", model: Path = model) -> Path:
         argv = ["--model_name_or_path", str(model), "--dataset_name", str(images), "--disable_tqdm", *cache, *words]
-        run_main(load_recipe("extract_embeddings"), [*argv, "--output_dir", str(tmp_path / name)])
+        run_main(load_recipe("extract"), [*argv, "--output_dir", str(tmp_path / name)])
         return tmp_path / name
 
     return run
@@ -52,7 +52,7 @@ def extract(load_recipe, run_main, cache, folders, model, tmp_path) -> Extract:
 def measure(load_recipe, run_main) -> Callable[..., None]:
     def run(own: Path, train: Path, other: Path) -> None:
         words = ["--embeddings", own, "--train_embeddings", train, "--out_of_distribution", other]
-        run_main(load_recipe("evaluate_embeddings"), [*map(str, words)])
+        run_main(load_recipe("evaluate"), [*map(str, words)])
 
     return run
 

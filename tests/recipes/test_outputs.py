@@ -10,13 +10,13 @@ from hf_sphere.training.output_dir import check_output_file, results_dir
 from hf_sphere.utils.files import lock_folder
 
 LATE = {
-    "build_index": ["--images", "none", "--output_dir"],
-    "compute_projections": ["--output_dir"],
-    "evaluate_analogies": ["--output_dir"],
-    "export_onnx": ["--output"],
-    "extract_embeddings": ["--dataset_name", "none", "--output_dir"],
-    "predict_images": ["--images", "none", "--output"],
-    "reinitialize_layers": ["--output_dir"],
+    "index": ["--images", "none", "--output_dir"],
+    "projections": ["--output_dir"],
+    "analogies": ["--output_dir"],
+    "export": ["--output"],
+    "extract": ["--dataset_name", "none", "--output_dir"],
+    "predict": ["--images", "none", "--output"],
+    "reinitialize": ["--output_dir"],
     "train_image_classification": ["--output_dir"],
 }
 """Options before the output of recipes that take a model; neither it nor the data exist."""
@@ -25,14 +25,14 @@ LATE = {
 @pytest.mark.parametrize("folder", ["x" * 300, "/proc/none"], ids=["long", "read-only"])
 @pytest.mark.parametrize("recipe", LATE)
 def test_an_output_that_cannot_be_written_is_found_before_anything_is_loaded(recipe, folder, load_recipe, run_main):
-    output = f"{folder}/a.csv" if recipe == "predict_images" else folder
+    output = f"{folder}/a.csv" if recipe == "predict" else folder
     words = [] if recipe.startswith("train") else ["--model_name_or_path", "none"]
     with pytest.raises(OSError, match=r"File name too long|it cannot be written"):
         run_main(load_recipe(recipe), [*words, *LATE[recipe], output])
 
 
 @pytest.mark.parametrize("more", [[], ["--overwrite_output_dir"]])
-@pytest.mark.parametrize("recipe", ["compute_projections", "reinitialize_layers"])
+@pytest.mark.parametrize("recipe", ["projections", "reinitialize"])
 def test_results_are_never_written_to_a_model_folder(recipe, more, load_recipe, run_main, tmp_path):
     for name in ("model.safetensors", "run.json"):
         (tmp_path / name).write_text("{}")
@@ -44,7 +44,7 @@ def test_results_are_never_written_to_a_model_folder(recipe, more, load_recipe, 
 @pytest.mark.parametrize("option", ["--table", "--contact_sheet"])
 def test_outputs_of_a_search_are_probed_before_the_index_is_loaded(option, load_recipe, run_main):
     with pytest.raises(OSError, match="it cannot be written"):
-        run_main(load_recipe("search_images"), ["--index", "none", "--query", "none", option, "/proc/none/a"])
+        run_main(load_recipe("search"), ["--index", "none", "--query", "none", option, "/proc/none/a"])
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from hf_sphere.data.sources import load_splits
 from hf_sphere.prototypes import METHODS, Placement, place_prototypes
 
-RECIPE = "place_prototypes"
+RECIPE = "place"
 QUICK = ["--disable_tqdm"]
 FINISHED = ["--num_classes", "10", "--dim", "4", "--method", "lbfgs", "--restarts", "2", "--seed", "5"]
 

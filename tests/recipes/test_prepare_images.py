@@ -16,7 +16,7 @@ from PIL import Image
 from hf_sphere.data import ImageData, ImageDataOptions, ImageSplit, OpenSetOptions, load_image_data, load_image_split
 from hf_sphere.data.published_images import READERS
 
-RECIPE = "prepare_images"
+RECIPE = "prepare"
 
 BROKEN = b"not an image"
 

@@ -82,7 +82,7 @@ def test_every_number_of_a_recipe_has_bounds(recipe):
 # Saved models
 
 
-@pytest.mark.parametrize("recipe", ["extract_embeddings", "reinitialize_layers"])
+@pytest.mark.parametrize("recipe", ["extract", "reinitialize"])
 def test_missing_and_damaged_weights_are_refused(refusal, damaged, recipe):
     file = damaged / "model.safetensors"
     for change, message in (
@@ -96,17 +96,17 @@ def test_missing_and_damaged_weights_are_refused(refusal, damaged, recipe):
 
 def test_model_to_evaluate_needs_all_its_weights(refusal, damaged):
     save_file({"head.linear.bias": torch.zeros(10)}, damaged / "model.safetensors")
-    assert "damaged has no sphere_vision.backbone" in refusal("extract_embeddings", "--model_name_or_path", "damaged")
+    assert "damaged has no sphere_vision.backbone" in refusal("extract", "--model_name_or_path", "damaged")
 
 
 # Options
 
 
 def test_a_number_that_is_none_is_refused(refusal):
-    assert "drop must be at least 0 and at most 1 and finite; got nan" in refusal("reinitialize_layers", "--drop=nan")
+    assert "drop must be at least 0 and at most 1 and finite; got nan" in refusal("reinitialize", "--drop=nan")
 
 
-@pytest.mark.parametrize("recipe", ["reinitialize_layers", "train_image_classification"])
+@pytest.mark.parametrize("recipe", ["reinitialize", "train_image_classification"])
 def test_size_that_a_saved_model_does_not_support_is_refused(refusal, recipe):
     words = ["--image_size", "2", "--model_name_or_path", "model"]
     if recipe == "train_image_classification":  # as in the saved model

@@ -19,7 +19,7 @@ from hf_sphere.training import find_task
 from hf_sphere.utils.model_sources import load_classifier
 from hf_sphere.utils.snapshots import list_snapshots
 
-RECIPE = "reinitialize_layers"
+RECIPE = "reinitialize"
 
 # LeNet with nine layers on the bundled digits: 200 images per epoch in 4 steps.
 TRAIN = ["--dataset_name", "digits", "--max_train_samples", "200", "--max_eval_samples", "100", "--backbone", "lenet9"]

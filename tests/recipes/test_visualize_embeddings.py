@@ -16,7 +16,7 @@ from datasets import Dataset
 from hf_sphere import metrics
 from hf_sphere.search.store import embeddings_writer, read_embeddings
 
-RECIPE = "visualize_embeddings"
+RECIPE = "visualize"
 
 pytest.importorskip("matplotlib")
 HAS_PLOTLY = importlib.util.find_spec("plotly") is not None
@@ -39,7 +39,7 @@ def embeddings(load_recipe, run_main, run_of_digits, cache, tmp_path_factory) ->
     """Embeddings of the test digits from that run; figures are written elsewhere."""
     folder = tmp_path_factory.mktemp("embeddings") / "digits-test"
     words = ["--model_name_or_path", str(run_of_digits), "--dataset_name", "digits", "--disable_tqdm", *cache]
-    run_main(load_recipe("extract_embeddings"), [*words, "--output_dir", str(folder)])
+    run_main(load_recipe("extract"), [*words, "--output_dir", str(folder)])
     return folder
 
 

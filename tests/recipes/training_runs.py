@@ -99,10 +99,9 @@ def output_on_digits(folder: Path, model: Any = None) -> tuple[Any, Tensor]:
 
 
 def load_recipe(name: str) -> Any:
-    """Import the module of a job by the name of its recipe; those of training are scripts, which are in no package."""
-    job, _, task = COMMANDS[name].partition(" ")
-    if not task:
-        return import_module(f"hf_sphere.commands.{job}")
+    """Import the module of a job, or the script of a training, which is in no package."""
+    if name not in COMMANDS:
+        return import_module(f"hf_sphere.commands.{name}")
     if str(ROOT / "recipes") not in sys.path:
         sys.path.insert(0, str(ROOT / "recipes"))
     return import_module(name)
