@@ -134,8 +134,9 @@ class WithGradients(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:  # noqa: D102
-        count = len(ctx.saved_tensors) // 2
-        return *(None,) * (1 + count), *(grad_value * gradient for gradient in ctx.saved_tensors[:count])
+        saved = ctx.saved_tensors  # a checkpoint allows reading them once
+        count = len(saved) // 2
+        return *(None,) * (1 + count), *(grad_value * gradient for gradient in saved[:count])
 
 
 class _NoSecondDerivative(torch.autograd.Function):

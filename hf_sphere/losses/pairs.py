@@ -144,7 +144,7 @@ class CrossBatchSupConLoss(SupConLoss):
         **options: See `SupConLoss`.
 
     Raises:
-        ValueError: If a batch is larger than the memory.
+        ValueError: If a batch is larger than the memory, or `torch.utils.checkpoint` computes the loss again.
 
     Reference:
         Wang et al., "Cross-batch memory for embedding learning", CVPR 2020.
@@ -166,6 +166,8 @@ class CrossBatchSupConLoss(SupConLoss):
         """Compute the mean over the examples of the batch with positives in the batch or the memory."""
         if not self.training:
             return super().compute_loss(points, labels)
+        if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0:  # in a backward pass
+            raise ValueError("a checkpoint computes the loss again when the memory has changed; leave it out.")
         others, rows = gather_points(points)
         count, size, labels = len(others), len(self.memory), Exchange(labels, shared=True).gather(labels).long()
         if count > size:

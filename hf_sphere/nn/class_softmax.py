@@ -93,10 +93,8 @@ class _OtherClasses(torch.autograd.Function):
     def backward(
         ctx: Any, grad_log_sum: Tensor | None, grad_total: Tensor | None, grad_own: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        _, _, bias, labels, _ = ctx.saved_tensors
-        grad_embeddings, grad_weight, grad_bias = _differentiate_blocks(
-            *ctx.saved_tensors, grad_log_sum, grad_total, ctx.normalize
-        )
+        _, _, bias, labels, _ = saved = ctx.saved_tensors  # a checkpoint allows reading them once
+        grad_embeddings, grad_weight, grad_bias = _differentiate_blocks(*saved, grad_log_sum, grad_total, ctx.normalize)
         if grad_own is not None:
             add_to_own_rows(grad_weight, labels, grad_own)
         return grad_embeddings, grad_weight, None if bias is None else grad_bias, None, None, None
@@ -250,9 +248,8 @@ class _LogClassSum(torch.autograd.Function):
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad_sums: Tensor | None, grad_own: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, samples, labels, sums = ctx.saved_tensors[:8]
-        saved = ctx.saved_tensors[8:]
-        direction, tangents, coefficients, weights, beta = inputs
+        direction, tangents, coefficients, weights, beta, samples, labels, sums, *saved = ctx.saved_tensors
+        inputs = direction, tangents, coefficients, weights, beta
         if grad_sums is None:
             grad_sums = torch.zeros_like(sums)
         else:

@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
+from case_selection import each
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 from hf_sphere import losses
 from hf_sphere.losses import HeadLoss
@@ -59,3 +61,24 @@ def test_steps_of_any_batch_size_are_those_without_compilation(name):
         torch.manual_seed(0)
         results.append(run(x))
     torch.testing.assert_close(*results)
+
+
+@each("name")
+@pytest.mark.parametrize("name", [*BUILD, *WITHOUT_LABELS])
+def test_gradients_are_the_same_where_the_loss_is_recomputed_in_the_backward_pass(name):
+    torch.manual_seed(0)
+    loss, x, results = {**BUILD, **WITHOUT_LABELS}[name](), torch.randn(12, 8), []
+    labels = [torch.arange(12) // 2] if name in BUILD else []
+    if isinstance(loss, HeadLoss):
+        loss(x, *labels)
+    for module, run in ((loss, lambda call, *inputs: call(*inputs)), (copy.deepcopy(loss), checkpoint)):
+        inputs, options = x.clone().requires_grad_(), {"use_reentrant": False} if run is checkpoint else {}
+        torch.manual_seed(0)
+        value = run(module, inputs, *labels, **options)
+        if name == "memory" and options:
+            with pytest.raises(ValueError, match="when the memory has changed; leave it out"):
+                value.backward()
+            return
+        value.backward()
+        results.append((inputs.grad, {key: parameter.grad for key, parameter in module.named_parameters()}))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
