@@ -104,6 +104,7 @@ class VonMisesFisherMixture(DensityMixin, ClassNamePrefixFeaturesOutMixin, Trans
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Fit the mixture to the rows of X (n, d), which count as often as their weights (n,) say; y is ignored."""
         rows = DirectionRows(self, X, reset=True, for_density=True, sample_weight=sample_weight)
+        rows.warn_of_shares()
         if len(rows) < self.n_components:
             raise ValueError(f"n_samples={len(rows)} must be at least n_components={self.n_components}.")
         random = check_random_state(self.random_state)

@@ -86,6 +86,13 @@ class DirectionRows:
     def __len__(self) -> int:
         return len(self.scales)
 
+    def warn_of_shares(self) -> None:
+        """Warn if weights, which count as numbers of rows, sum to far less than the number of rows, as shares do."""
+        count, total = int((self.used_weights > 0).sum()), float(self.used_weights.sum())
+        if total < count / 10:
+            text = f"weights count as numbers of rows, and those of {count} rows sum to {total:.3g}"
+            warnings.warn(f"{text}; multiply shares by the number of rows that they stand for.", stacklevel=5)
+
     def parts(self, values_per_row: int) -> Iterator[slice]:
         """Return slices of the rows, such that blocks with the given number of values per row fit into the cache."""
         size = max(64, 2 ** (19 if self.device.type == "cpu" else 26) // max(values_per_row, 1))

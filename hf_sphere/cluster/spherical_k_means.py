@@ -153,6 +153,7 @@ class SphericalKMeans(ClusterMixin, ClassNamePrefixFeaturesOutMixin, Transformer
 
     def _merged_centers(self, rows: DirectionRows, random: np.random.RandomState) -> Tensor:
         """Return the centers of the clusters that are left after small clusters have been merged."""
+        rows.warn_of_shares()
         used = rows.used_weights.nonzero().squeeze(1)
         most = min(len(used) // 2, 500)
         if most < 2:

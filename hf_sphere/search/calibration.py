@@ -200,13 +200,13 @@ class Calibration:
         """Return the p-values of scores (Q, k) of queries, (Q, k) float64.
 
         First the groups whose queries have at least the scores are counted. That of the best row counts `own` more,
-        which follows from the best two groups where they are known.
+        which follows from the best two groups where calibration queries are rows and these groups are known.
         """
         order = self.scores[:, 0].argsort()
         below = F.pad(self._weights[order].cumsum(0), (1, 0))
         at = torch.searchsorted(self.scores[order, 0].contiguous(), scores.contiguous())
         counts = self.num_groups - below[at]
-        if best is not None:
+        if best is not None and self.needs_best:
             names, members = self.members
             group, elsewhere = best.groups[:, 0].contiguous(), best.scores[:, 1:2]
             at = torch.searchsorted(names, group).clamp_max(len(names) - 1)

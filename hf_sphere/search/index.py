@@ -179,7 +179,7 @@ class ImageIndex(IndexedImages):
         if again:
             self.space.vectors = self.embeddings.clone()
             self.space.vectors[again] = embeddings[[at for n, at in embedded.items() if n in kept]]
-            self.space._calibration = self.space._search = None
+            self.space._calibration = self.space._search = self.space._axes = None
             logger.warning("%d rows of the index were embedded again.", len(again))
         self.columns |= {source.name: source.column} if source.column else {}
         self.sources = sources

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hf_sphere.search.calibration import Calibration, Nearest
+from hf_sphere.search.drift import Migration
 from hf_sphere.search.neighbor_search import APPROXIMATE, NeighborSearch
 from hf_sphere.search.vectors import positions
 from hf_sphere.utils import files
@@ -57,6 +58,7 @@ def _read_files(space_class: Any, folder: Path) -> tuple[Any, dict[str, list[Any
     space = space_class(embeddings, images.get("group"), ids=images.get("id"), **options)
     images.setdefault("id", numbers.tolist())
     space._next, space.model, space.rule, space.score = about.next_id, about.model or None, about.rule, about.score
+    space.skipped, space.migration = about.skipped, about.migration and Migration(*about.migration)
     if about.score == "margin":
         space._nearest = Nearest.known(tensors["offsets"])
     if "scores" in tensors:
@@ -103,6 +105,7 @@ def write_index(folder: str | PathLike, space: Any, images: dict[str, list[Any]]
     given = {"model": space.model or "", "groups": space._names and "", "ids": space._ids and ""}
     about = {"sources": [], "metric": space.metric, "options": space._options, "kind": space.kind, **given, **values}
     about |= {"rule": space.rule, "score": space.score, "next_id": space._next}
+    about |= {"skipped": space.skipped, "migration": space.migration}
     about |= {"search": search.kind, "recall": search.recall}
     with files.lock_folder(folder):
         check_replaceable(folder)

@@ -205,9 +205,9 @@ class Room:
     def append(self, rows: Tensor, new: Tensor) -> tuple[Tensor, "Room"]:
         """Return the used rows and new ones behind them, which are copied to larger memory only if it is full."""
         count, total = len(rows), len(rows) + len(new)
-        # A copy of a space has the same memory, where it may have added rows of its own.
+        # A copy of a space has the same memory, where it may have added rows of its own; changed rows have another one.
         room = self
-        if self.used != count or total > len(self.memory):
+        if self.used != count or total > len(self.memory) or rows.data_ptr() != self.memory.data_ptr():
             room = Room(rows.new_empty(total + total // 8, rows.shape[1]), total)  # unused memory is not occupied
             room.memory[:count] = rows
         room.memory[count:total], room.used = new, total

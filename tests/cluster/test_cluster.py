@@ -240,6 +240,16 @@ class TestUnknownNumber:
     def test_rows_without_groups_are_one_cluster(self, points):
         assert len(SphericalKMeans("auto", random_state=0).fit(points).cluster_centers_) == 1
 
+    @pytest.mark.filterwarnings("ignore:60 uniform rows")
+    @pytest.mark.parametrize("kind", [SphericalKMeans, VonMisesFisherMixture])
+    def test_weights_that_sum_to_one_are_reported_where_they_count_as_rows(self, kind):
+        weights = np.full(60, 1 / 60)
+        with pytest.warns(UserWarning, match="weights count as numbers of rows, and those of 60 rows sum to 1;"):
+            kind("auto" if kind is SphericalKMeans else 2).fit(small_groups(0.05, 2, 30), sample_weight=weights)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            kind(2).fit(small_groups(0.05, 2, 30), sample_weight=60 * weights)
+
     @pytest.mark.parametrize("dim", [2, 3, 5, 8, 16, 64, 256])
     @pytest.mark.parametrize("count", [60, 300])
     def test_unstructured_rows_are_one_cluster_without_a_doubt(self, dim, count, recwarn):

@@ -112,12 +112,14 @@ def new_model(vectors, noise=0.0):
     return normalize(vectors @ rotation(4) + noise * torch.randn(vectors.shape, generator=generator), dim=1)
 
 
-def test_a_space_is_mapped_to_another_model(caplog):
+def test_a_space_is_mapped_to_another_model_and_saved(tmp_path):
     vectors, groups = texts(900), [f"topic {row % 30}" for row in range(900)]
     space = EmbeddingSpace.fit(vectors, groups, ids=[*range(5, 905)], score="cosine", model="old")
     anchors = texts(300, seed=2)
     moved = space.migrate(anchors, new_model(anchors), max_recall_loss=0.05, model="new")
     assert moved.migration.recall > 0.99
+    moved.save(tmp_path / "space")
+    assert EmbeddingSpace.load(tmp_path / "space").migration == moved.migration
     torch.testing.assert_close(moved.vectors, new_model(vectors), atol=1e-3, rtol=0)
     assert (moved.model, moved.ids, moved.groups) == ("new", space.ids, groups)
     assert moved.search(new_model(vectors[[7]]), 1, false_accept=0.1).ids == [[12]]

@@ -696,6 +696,22 @@ def test_rows_of_a_file_that_did_not_change_are_not_added_again(tmp_path):
     assert sorted(index.images["id"]) == list(range(6))
 
 
+def test_rows_that_changed_after_others_were_added_have_their_new_vectors(tmp_path):
+    vectors, file = torch.nn.functional.normalize(torch.randn(200, 8)), tmp_path / "a.parquet"
+
+    def write(count):
+        Dataset.from_dict({"id": range(count), "vector": vectors[:count].numpy()}).to_parquet(file)
+
+    write(100)
+    index = ImageIndex.build(None, file, ids="id", **QUIET)
+    write(160)  # into memory with room for more
+    index.add(file, check=False, **QUIET)
+    vectors[5] *= -1
+    write(163)
+    index.add(file, check=False, **QUIET)
+    torch.testing.assert_close(index.embeddings, vectors[:163])
+
+
 @pytest.fixture(scope="module")
 def text_encoder(tmp_path_factory) -> TextEncoder:
     """A tiny random SentenceTransformer."""

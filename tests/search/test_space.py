@@ -217,7 +217,9 @@ def test_unit_vectors_are_not_copied_and_those_of_half_precision_are_unit():
 
 def test_a_saved_space_gives_equal_results(tmp_path):
     options = {"score": "cosine", "model": "old", "seed": np.int64(3), "rows_per_group": np.int32(2)}
-    space = EmbeddingSpace.fit(*clusters(), **options)
+    vectors, groups = clusters()
+    vectors = torch.cat([vectors, torch.zeros(1, 16)])
+    space = EmbeddingSpace.fit(vectors, [*groups, 0], invalid="skip", **options)
     space.add(77, unit(3, 16, seed=6))
     space.remove([5])
     space.save(tmp_path / "space")
@@ -227,6 +229,7 @@ def test_a_saved_space_gives_equal_results(tmp_path):
     for name in ("rows", "scores", "p_values", "accepted"):
         assert torch.equal(getattr(first, name), getattr(second, name))
     assert (loaded.groups, loaded.model, repr(loaded)) == (space.groups, "old", repr(space))
+    assert loaded.skipped == [200]
     assert loaded.add(5, unit(1, 16)) == [203]
 
 
@@ -287,6 +290,18 @@ def test_separate_queries_are_saved(tmp_path):
         each.add(None, unit(5, 8, seed=2))
     assert torch.equal(space.calibration.scores, loaded.calibration.scores)
     assert loaded.smallest_p_value == 1 / 4
+
+
+def test_separate_queries_without_names_count_alike_whatever_groups_the_space_has():
+    persons = unit(15, 16)
+    rows, queries = (persons.repeat_interleave(n, 0) + 0.7 * unit(15 * n, 16, seed=n) for n in (4, 1))
+    strangers = unit(19, 16, seed=2)
+    space = EmbeddingSpace.fit(rows, [n // 4 for n in range(60)], calibration=strangers, score="margin")
+    found = space.search(queries, 1, false_accept=0.05)
+    at_least = (space.calibration.scores[:, 0] >= found.scores).sum(1)
+    torch.testing.assert_close(found.p_values[:, 0], (1 + at_least).double() / 20)
+    assert found.accepted.sum() > 7
+    assert space.expected_found(0.05).share > 0.5
 
 
 def test_vectors_that_are_not_unit_are_normalized_and_counted(caplog):
