@@ -29,8 +29,9 @@ class LanceSpace(CalibratedSearch):
 
     All that grows with the rows stays on disk or in the object store. A row has a stable number that Lance assigns,
     also if several processes write. Calibration queries are rows, compared with all rows when a level is first used;
-    after a change again for margins, and for cosines with added rows only. Without a level, a search by margins is one
-    by cosines. A space sees the rows that were there when it was opened or last changed.
+    after a change again for margins, and for cosines with added rows only unless LanceDB updated or restored some.
+    Without a level, a search by margins is one by cosines. A space sees the rows that were there when it was opened or
+    last changed.
 
     Attributes:
         table: The table of LanceDB; its `_rowid` are the `rows` of `Matches`, and the ids without an id_column.
@@ -204,7 +205,7 @@ class LanceSpace(CalibratedSearch):
         groups, ids, next_id = self._sample(*self._options)
         queries = self._vectors(ids)
         self._compared = queries, groups
-        if old is None or self.score == "margin":
+        if old is None or self.score == "margin" or self._is_changed(old.next_id):
             found = self._find(queries, groups)
         else:
             present = self._unpack(self._rows(["_rowid"], _is_in("_rowid", old.matches[old.matches >= 0].tolist())))[0]
@@ -218,6 +219,20 @@ class LanceSpace(CalibratedSearch):
             self._write("calibration", table.replace_schema_metadata({"hf_sphere": json.dumps([version, next_id])}))
         self._calibration, self._version = calibration, version
         return calibration
+
+    def _is_changed(self, next_id: int) -> bool:
+        """Whether rows that calibrated or were searched have been updated or restored since, which keep their ids."""
+        before, names = self._database.open_table("vectors"), ["_rowid", "_row_last_updated_at_version"]
+        try:
+            before.checkout(self._version)
+        except (ValueError, RuntimeError):  # this version was cleaned up
+            return True
+        for first in range(0, next_id, 64 * COMPARED):  # each query reads the two numbers of all rows
+            where = f"_rowid >= {first} AND _rowid < {min(first + 64 * COMPARED, next_id)}"
+            old, new = (table.search().select(names).where(where).to_arrow() for table in (before, self.table))
+            if len(new.join(old, names, join_type="left anti", use_threads=False)):
+                return True
+        return False
 
     @property
     def is_calibrated(self) -> bool:

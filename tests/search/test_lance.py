@@ -101,6 +101,40 @@ def test_results_are_those_of_a_space_in_memory_also_after_changes(tmp_path, sco
         assert opened.identify(vectors[20], 0.5) == "group '1'"
 
 
+def moved(table):
+    """Replace the vectors of 100 rows by some near to those of other groups."""
+    rows = table.search().where("id >= 200").to_arrow().to_pydict() | {"id": [*range(100)]}
+    table.merge_insert("id").when_matched_update_all().execute(pa.table(rows, table.schema))
+
+
+CHANGES = {
+    "merge": moved,
+    "update of names": lambda table: table.update(where="id < 150", values_sql={"name": "concat('group ', id / 10)"}),
+    "update of a vector": lambda table: table.update(where="id = 7", values={"vector": unit(16).tolist()}),
+    "removal": lambda table: table.delete("id < 100"),
+}
+
+
+@pytest.mark.parametrize("undo", ["restore", "checkout"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_calibration_follows_changes_by_lancedb_itself(tmp_path, change, undo):
+    vectors, groups = clusters(60, noise=0.3)
+    rows = {"vector": vectors, "name": [f"group {group}" for group in groups], "id": [*range(300)]}
+    space = LanceSpace.create(tmp_path / "space", rows, group_column="name", id_column="id", score="cosine")
+    table, first = space.table, space.table.version
+    scores = space.calibration.scores.sort(0).values
+    for step in (CHANGES[change], lambda table: getattr(table, undo)(first)):
+        step(table)
+        stored = table.to_arrow().sort_by("id").to_pydict()
+        memory = EmbeddingSpace.fit(stored["vector"], stored["name"], score="cosine")
+        expected = memory.calibration.scores.sort(0).values
+        if step is CHANGES[change] or undo == "restore":  # a version that one space looks at is not that of others
+            opened = LanceSpace.open(tmp_path / "space")
+            torch.testing.assert_close(opened.calibration.scores.sort(0).values, expected)
+        torch.testing.assert_close(space.calibration.scores.sort(0).values, expected)
+    torch.testing.assert_close(expected, scores)
+
+
 @pytest.mark.parametrize(
     "convert",
     [
