@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast, reduce
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from transformers import TrainerCallback
 
 from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.losses.heads import require_all_classes
-from hf_sphere.losses.pairs import CrossBatchSupConLoss
+from hf_sphere.losses.pairs import CrossBatchSupConLoss, PairLoss
+from hf_sphere.losses.uniformity import UniformityLoss
 from hf_sphere.nn.heads import HEADS, Head
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.processes import count_processes, process_index
@@ -45,12 +46,14 @@ class MetricLearningLoss(nn.Module):
         return self.loss(embeddings, labels, None if self.miner is None else self.miner(embeddings, labels))
 
 
-def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
+def trainer_loss(loss: nn.Module, *, gathers: bool | None = None) -> Callable[..., Tensor]:
     """Return a `compute_loss_func` that trains the embeddings of a model by a loss instead of the loss of its head.
 
     Args:
         loss: Called with embeddings (B, d), as the head transforms them, and labels (B,). Without trained parameters,
             as the Trainer would not train or save them.
+        gathers: Whether the loss compares the examples of all processes, so that its mean over processes is that over
+            all examples. By default, if it contains a loss of pairs or of uniformity.
 
     Raises:
         ValueError: If the loss has trained parameters.
@@ -62,12 +65,22 @@ def trainer_loss(loss: nn.Module) -> Callable[..., Tensor]:
         advice = "leave them out, as by learn_temperature=False"
         raise ValueError(f"the Trainer would not train the parameters {', '.join(trained)} of the loss; {advice}.")
 
+    if gathers is None:
+        gathers = any(isinstance(module, PairLoss | UniformityLoss) for module in loss.modules())
+
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
         embeddings = outputs["embeddings"]
         loss.to(embeddings.device).train(torch.is_grad_enabled())  # the Trainer knows the model alone
         value = loss(embeddings, labels)
+        if num_items_in_batch is None:
+            return value
         # The Trainer sums over the batches of an optimizer step; `num_items_in_batch` is their size.
-        return value if num_items_in_batch is None else value * (labels.long() != IGNORED).sum() / num_items_in_batch
+        count, total = (labels.long() != IGNORED).sum(), num_items_in_batch
+        if gathers and count_processes() > 1:  # the loss is divided by the number of examples of all processes
+            sizes = torch.stack([count, torch.as_tensor(total, device=count.device)])
+            distributed.all_reduce(sizes)
+            count, total = sizes
+        return value * count / total
 
     return compute
 

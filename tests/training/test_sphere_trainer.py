@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import DistributedType
+from case_selection import each
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedConfig, Trainer, TrainingArguments, trainer_optimizer
@@ -28,6 +29,7 @@ from hf_sphere import (
     training,
 )
 from hf_sphere.data import ImageBatches, ImageDataOptions, ImagesInMemory, load_image_data
+from hf_sphere.losses import SupConLoss, trainer_loss
 from hf_sphere.nn import HEADS, build_head
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.training import SphereCallback, TrainingLoop, create_optimizer, initialize_from_data
@@ -420,16 +422,37 @@ def test_bad_input_is_refused(monkeypatch, tmp_path):
         SphereTrainer(make_model(), arguments(tmp_path), train_dataset=batches).train()
 
 
+class OwnPairs(nn.Module):
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return SupConLoss()(embeddings, labels)
+
+
+PAIRS = {
+    "pairs": {},
+    "pairs in parts": {"gradient_accumulation_steps": 2},
+    "pairs in parts, counted per process": {"gradient_accumulation_steps": 2, "average_tokens_across_devices": False},
+    "own pairs": {},
+}
+
+
 def _train(rank: int, folder: str, processes: int) -> None:
-    args = TrainingArguments(
-        folder, per_device_train_batch_size=8 // processes, optim="sgd", max_steps=4, learning_rate=0.01,
-        use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+    args = functools.partial(
+        TrainingArguments, folder, per_device_train_batch_size=8 // processes, optim="sgd", max_steps=4,
+        learning_rate=0.01, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     vmf, cosine = make_model("vmf", head_kwargs={"num_samples": 2}), make_model("cosine")
-    SphereTrainer(vmf, args, train_dataset=images(32)).train()
-    Trainer(cosine, args, train_dataset=with_ignored(images(32))).train()
+    SphereTrainer(vmf, args(), train_dataset=images(32)).train()
+    Trainer(cosine, args(), train_dataset=with_ignored(images(32))).train()
+    models = {"vmf": vmf, "cosine": cosine}
+    for name, options in PAIRS.items():
+        models[name], data = (
+            make_model("cosine"),
+            with_ignored([{**row, "labels": row["labels"] % 2} for row in images(32)]),
+        )
+        loss = trainer_loss(OwnPairs(), gathers=True) if name == "own pairs" else trainer_loss(SupConLoss())
+        SphereTrainer(models[name], args(**options), train_dataset=data, compute_loss_func=loss).train()
     if rank == 0:
-        torch.save({"vmf": vmf.state_dict(), "cosine": cosine.state_dict()}, f"{folder}/{processes}.pt")
+        torch.save({name: model.state_dict() for name, model in models.items()}, f"{folder}/{processes}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -440,9 +463,10 @@ def of_two_and_one(tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
     return [torch.load(folder / f"{processes}.pt") for processes in (2, 1)]
 
 
-@pytest.mark.parametrize("head", ["vmf", "cosine"], ids=["samples", "unequal numbers of targets"])
-def test_two_processes_match_one(of_two_and_one, head):
-    two, one = (states[head] for states in of_two_and_one)
+@each("name")
+@pytest.mark.parametrize("name", ["vmf", "cosine", *PAIRS])
+def test_two_processes_match_one_also_with_unequal_numbers_of_targets(of_two_and_one, name):
+    two, one = (states[name] for states in of_two_and_one)
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
 
 
