@@ -1,11 +1,13 @@
 """Losses in the trainers of other libraries, and losses of other libraries here."""
 
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import broadcast, reduce
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, distributed, nn
 from transformers import TrainerCallback
@@ -162,7 +164,8 @@ class LossCheckpointCallback(TrainerCallback):
         loss: The loss.
 
     Raises:
-        ValueError: If the class vectors of the loss are spread over processes.
+        ValueError: If the class vectors of the loss are spread over processes, or training resumes from a checkpoint of
+            another run than that in `output_dir`.
         FileNotFoundError: If training resumes from a checkpoint in `output_dir` that was saved without a loss.
 
     Example:
@@ -180,16 +183,26 @@ class LossCheckpointCallback(TrainerCallback):
         others = vars(state).setdefault("loss_callbacks", [])  # of this training; not a field, so it is not saved
         self.file = f"loss-{len(others)}.safetensors" if others else type(self).file
         others.append(self)
+        runs = state.stateful_callbacks  # a field, which the Trainer saves beside the model
         if state.global_step > 0:
-            self.loss.load_state_dict(load_file(self._path(args, state)))
+            path = self._path(args, state)
+            with safe_open(path, "pt") as file:
+                run = (file.metadata() or {}).get("run")
+            if run != runs.get(self.file):
+                advice = "set output_dir to the folder of the checkpoint from which training resumes"
+                raise ValueError(f"{self.file} in {path.parent} is of another run; {advice}.")
+            self.loss.load_state_dict(load_file(path))
+        self._epoch, self._run = -1, secrets.token_hex(8)
+        runs[self.file] = self._run
         for value in self.loss.state_dict().values():
             value.copy_(broadcast(value))
         self.loss.is_shared = True  # type: ignore[assignment]
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Update the schedules of the heads, such as `margin_warmup_epochs`."""
+        self._epoch = max(int(state.epoch or 0), self._epoch + 1)  # `state.epoch` does not count those of streams
         for head in heads_of(self.loss):
-            head.set_epoch(int(state.epoch or 0))
+            head.set_epoch(self._epoch)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Average the gradients over processes, in the same order on each, whichever losses a batch used."""
@@ -201,7 +214,7 @@ class LossCheckpointCallback(TrainerCallback):
         """Save the loss."""
         if state.is_world_process_zero:
             with atomic_file(self._path(args, state)) as unfinished:
-                save_file(self.loss.state_dict(), unfinished)
+                save_file(self.loss.state_dict(), unfinished, metadata={"run": self._run})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Load the loss of the best model if the Trainer has loaded that."""

@@ -1,5 +1,6 @@
 """Heads as losses: in loops, in pytorch-metric-learning and in trainers."""
 
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +12,8 @@ from doubles import GivenEmbeddings
 from peft.utils.other import ModulesToSaveWrapper
 from pytorch_metric_learning import losses as metric_losses, miners, trainers
 from torch import nn
+from torch.utils.data import IterableDataset
+from transformers import Trainer, TrainerState, TrainingArguments
 from two_processes import run_two
 
 from hf_sphere import losses
@@ -179,8 +182,6 @@ def test_losses_of_pytorch_metric_learning_have_class_156_of_labels_of_8_bits():
 
 
 def test_sphere_trainer_minimizes_a_loss_of_embeddings(tmp_path):
-    from transformers import TrainingArguments
-
     from hf_sphere import SphereTrainer, SphereVisionConfig, SphereVisionForImageClassification
 
     config = SphereVisionConfig(backbone="linear_embedding", num_channels=1, image_size=6, head="cosine", num_labels=2)
@@ -198,6 +199,56 @@ def test_sphere_trainer_minimizes_a_loss_of_embeddings(tmp_path):
     assert found == pytest.approx(sum(values) / 2, rel=1e-4)
 
 
+class WithLoss(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.map, self.loss, self.margins = nn.Linear(6, 6), losses.ArcFaceLoss(6, 4, margin_warmup_epochs=1), []
+
+    def forward(self, x, labels):
+        self.margins.append(self.loss.head.active_margin)
+        return {"loss": self.loss(self.map(x), labels)}
+
+
+def train_with_loss(folder, steps, data, resume=None, copies=1):
+    """Train a model with its loss, and return the margins of the steps."""
+    model = WithLoss()
+    others = [losses.ArcFaceLoss(6, 4) for _ in range(copies - 1)]
+    args = TrainingArguments(
+        str(folder), max_steps=steps, per_device_train_batch_size=4, save_steps=2, report_to=[], use_cpu=True,
+        disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+    callbacks = [losses.LossCheckpointCallback(loss) for loss in (model.loss, *others)]
+    Trainer(model, args, train_dataset=data, callbacks=callbacks).train(resume_from_checkpoint=resume)
+    return model.margins
+
+
+ROWS = [{"x": torch.randn(6), "labels": index % 4} for index in range(8)]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(ROWS)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_margin_of_a_loss_begins_after_its_warmup(streamed, tmp_path):
+    assert train_with_loss(tmp_path, 6, Stream() if streamed else ROWS) == [0, 0, 0.5, 0.5, 0.5, 0.5]
+
+
+def test_a_loss_of_another_run_is_not_loaded_when_training_resumes(tmp_path):
+    for name in "ab":
+        train_with_loss(tmp_path / name, 4, ROWS, copies=2)
+    shutil.copytree(tmp_path / "a", tmp_path / "copy")
+    message = r"loss.safetensors in .*checkpoint-{} is of another run; set output_dir to the folder of the checkpoint"
+    with pytest.raises(ValueError, match=message.format(4)):
+        train_with_loss(tmp_path / "b", 6, ROWS, str(tmp_path / "a" / "checkpoint-4"), copies=2)
+    for name in ("a", "copy"):  # two runs that are resumed from one
+        train_with_loss(tmp_path / name, 6, ROWS, True, copies=2)
+    with pytest.raises(ValueError, match=message.format(6)):
+        train_with_loss(tmp_path / "copy", 8, ROWS, str(tmp_path / "a" / "checkpoint-6"), copies=2)
+    train_with_loss(tmp_path / "a", 8, ROWS, True, copies=2)
+
+
 # Two processes
 
 
@@ -211,7 +262,7 @@ def _train_in_two_processes(rank: int, folder: str) -> None:
         adapted[0]([{"x": torch.randn(5, 6)}], LABELS)
     callbacks = [losses.LossCheckpointCallback(loss) for loss in both]
     for callback in callbacks:
-        callback.on_train_begin(SimpleNamespace(gradient_accumulation_steps=1), SimpleNamespace(global_step=0), None)
+        callback.on_train_begin(SimpleNamespace(gradient_accumulation_steps=1), TrainerState(), None)
     optimizer = torch.optim.SGD([weight for loss in both for weight in loss.parameters()], lr=0.1)
     for step in range(2):
         optimizer.zero_grad()
