@@ -138,8 +138,8 @@ DIFFERENT = np.random.default_rng(1).normal(size=(48, 5))
 NAMES, OWN, NEW = [*"abcdefghijkl"], torch.arange(48), X[::-1] + 1
 
 
-def changed(change: Any) -> Any:
-    space = search.EmbeddingSpace.fit(X, LABELS, score="cosine")
+def changed(change: Any, rows: Any = X) -> Any:
+    space = search.EmbeddingSpace.fit(rows, LABELS, score="cosine")
     change(space)
     return found(space.search(NEW, 2))
 
@@ -195,9 +195,9 @@ def lance(vectors: Any, use: Any) -> Any:
 CASES = {
     "search.EmbeddingSpace.fit.vectors": lambda x: found(search.EmbeddingSpace.fit(x, LABELS).search(NEW, 2)),
     "search.EmbeddingSpace.fit.calibration": lambda x: found(
-        search.EmbeddingSpace.fit(X, calibration=x).search(NEW, 2)
+        search.EmbeddingSpace.fit(NEW, calibration=x).search(NEW, 2)
     ),
-    "search.EmbeddingSpace.calibrate.queries": lambda x: changed(lambda space: space.calibrate(x)),
+    "search.EmbeddingSpace.calibrate.queries": lambda x: changed(lambda space: space.calibrate(x), NEW),
     "search.EmbeddingSpace.add.vectors": lambda x: changed(lambda space: space.add(LABELS, x)),
     "search.EmbeddingSpace.check_model.vectors": lambda x: SPACE.check_model(x),
     "search.EmbeddingSpace.compare.other": lambda x: search.EmbeddingSpace.fit(X).compare(x).p_value,

@@ -1,5 +1,6 @@
 """Vectors with ids and groups: their search, and its calibration."""
 
+import logging
 from pathlib import Path
 from typing import Any, Literal
 
@@ -7,11 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hf_sphere.geometry.checks import shorten
+from hf_sphere.geometry.manifold import project_to_sphere
 from hf_sphere.search.calibration import RULES, Calibration, Candidates, Nearest, Rule, Score, mean_interval
 from hf_sphere.search.matching import CANDIDATES, CalibratedSearch, ExpectedFound
 from hf_sphere.search.neighbor_search import NeighborSearch, SearchKind
 from hf_sphere.search.vectors import Room, check_ids, check_names, mix, name_keys, name_numbers, positions, sample_rows
 from hf_sphere.utils.checks import check_choice
+from hf_sphere.utils.shared_rows import Rows
+
+logger = logging.getLogger(__name__)
 
 
 class GroupedVectors(CalibratedSearch):
@@ -88,6 +94,8 @@ class GroupedVectors(CalibratedSearch):
 
     def _set(self, kept: Tensor, vectors: Tensor, numbers: Tensor, groups: Tensor, ids: list[Any] | None) -> None:
         """Keep some rows and append vectors with their numbers, (m,); groups and ids are those of all rows then."""
+        if self._queries is not None and len(vectors) and (shared := self._shared(self._queries[0], vectors)):
+            logger.warning("%s; calibrate again without them.", shared)
         if not torch.equal(groups[: len(kept)], self._groups[kept]):
             self._calibration = None
         is_whole = len(kept) == len(self)
@@ -151,7 +159,7 @@ class GroupedVectors(CalibratedSearch):
         """Calibrate the p-values again, by `calibration`, `calibration_groups`, `score` and `rule` of `fit`.
 
         Raises:
-            ValueError: If there is only one group, or an argument is invalid.
+            ValueError: If there is only one group, a query is a row, or an argument is invalid.
             TypeError: If queries are no dense numbers.
         """
         check_choice("rule", rule, RULES)
@@ -163,12 +171,23 @@ class GroupedVectors(CalibratedSearch):
             if groups is not None:  # by which a group is also recognized that is added later
                 numbers = name_numbers(check_names("calibration_groups", groups, len(queries)))
                 self.check_groups(self.groups, numbers)
+            if shared := self._shared(queries, self.vectors):
+                hint = "leave them out, or let rows calibrate, each searched without its group (calibration=None)"
+                raise ValueError(f"{shared}; {hint}.")
             separate = queries, numbers
         elif groups is not None:
             raise ValueError("calibration_groups are the groups of calibration, which is missing.")
         self._queries, self._calibration, self._nearest = separate, None, None
         self.rule = rule
         self._calibration, self._is_current = self._updated(), True
+
+    def _shared(self, queries: Tensor, vectors: Tensor) -> str:
+        """Return in words which separate calibration queries equal vectors of rows but for rounding, or no text."""
+        project = project_to_sphere if self.metric["distance"] == "cosine" else Tensor.float
+        rows = torch.cat([Rows.of(project(block)).digests for block in vectors.split(8192)])
+        shared = torch.isin(Rows.of(project(queries)).digests, rows).nonzero()[:, 0].tolist()
+        text = f"{len(shared):,} of {len(queries):,} calibration queries are rows of the space: {shorten(shared)}"
+        return f"{text}. As perfect matches they raise the threshold" if shared else ""
 
     def _choose_score(self, score: Literal["auto"] | Score) -> None:
         check_choice("score", score, ("auto", "cosine", "margin"))

@@ -80,8 +80,8 @@ class EmbeddingSpace(ComparedVectors, Table):
             invalid: What to do with rows that are not finite, or zero: `refuse` them by an error with their ids, or
                 `skip` them, with a message; see `skipped`.
             model: Name of the model of the vectors, by which those of others are recognized; see `check_model`.
-            calibration: (C, d) vectors like the queries to come, which have no match in the space. If None, rows of the
-                space take their place.
+            calibration: (C, d) vectors like the queries to come, which have no match in the space: one that is also a
+                row is an error, or a warning if it is added later. If None, rows of the space take their place.
             calibration_groups: (C,) names of their groups, which are none of the space; if None, each is a group.
             score: `cosine`, or `margin`: log-sum-exp over the rows of a group of how much their cosine to the query is
                 above the mean of the row's cosines to its three nearest other groups. It finds more, and has no
@@ -95,7 +95,7 @@ class EmbeddingSpace(ComparedVectors, Table):
             seed: Seed of the choice of calibration queries.
 
         Raises:
-            ValueError: If an argument is invalid, or there is only one group.
+            ValueError: If an argument is invalid, a calibration query is a row, or there is only one group.
         """
         limits: Any = {"rows_per_group": rows_per_group, "calibration_rows": calibration_rows}
         options: Any = {name: check_integer(name, limit, 1) for name, limit in limits.items()}
@@ -152,7 +152,8 @@ class EmbeddingSpace(ComparedVectors, Table):
     ) -> list[Any]:
         """Add rows (n, d), or one (d,), and return their ids; groups are a name for all, or one for each.
 
-        The calibration follows: for cosines by the new rows alone. A space without groups has None, and one that was
+        The calibration follows: for cosines by the new rows alone. Separate calibration queries that become rows cause
+        a warning with their number. A space without groups has None, and one that was
         fitted without ids numbers the rows. Vectors of another `model` are refused unless `check` is False, see
         `check_model`.
 

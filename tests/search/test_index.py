@@ -642,6 +642,13 @@ def test_a_group_of_the_calibration_images_is_not_added(encoder, digits):
     assert (len(index), index.images["group"]) == (2, ["ann", "bob"])
 
 
+def test_calibration_images_that_are_added_are_counted(encoder, digits, caplog):
+    index = ImageIndex.build(encoder, digits[:2], **QUIET)
+    index.calibrate(digits[2:4], **QUIET)
+    index.add(digits[3:6], **QUIET)
+    assert "1 of 2 calibration queries are rows of the space: 1. " in caplog.text
+
+
 def test_bad_input_is_refused(index, digits, photos):
     with pytest.raises(ValueError, match="embeds no texts; search with images"):
         index.search_texts(["a digit"])

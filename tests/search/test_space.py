@@ -365,6 +365,26 @@ def test_a_group_of_the_calibration_cannot_be_added_later(tmp_path):
     assert len(space.add("c", unit(1, 4))) == 1
 
 
+@pytest.mark.parametrize("score", ["cosine", "margin"])
+def test_calibration_queries_that_are_rows_are_refused_and_those_that_become_rows_counted(tmp_path, caplog, score):
+    vectors, groups = clusters(30)
+    strangers = unit(20, 16, seed=1)
+    with pytest.raises(ValueError, match=r"2 of 22 calibration queries are rows of the space: 0, 1\. .* leave"):
+        EmbeddingSpace.fit(vectors, groups, calibration=torch.cat([vectors[5:7], strangers]), score=score)
+    space = EmbeddingSpace.fit(vectors, groups, calibration=strangers, score=score)
+    scores = space.calibration.scores
+    with pytest.raises(ValueError, match=r"1[45]\d of 150 calibration queries are rows"):
+        space.calibrate(3 * vectors, score=score)  # which rounds them
+    assert torch.equal(space.calibration.scores, scores)
+    space.save(tmp_path / "space")
+    for each in (space, EmbeddingSpace.load(tmp_path / "space")):
+        each.add(99, unit(5, 16, seed=2))
+        assert "are rows" not in caplog.text
+        each.add(100, torch.cat([unit(1, 16, seed=3), strangers[5:9]]))
+        assert "4 of 20 calibration queries are rows of the space: 5, 6, 7, 8. " in caplog.text
+        caplog.clear()
+
+
 def test_nothing_is_changed_by_an_invalid_addition_or_calibration(space):
     with pytest.raises(ValueError, match="16 dimensions"):
         space.add(3, unit(2, 5))
