@@ -177,7 +177,7 @@ class SphereTrainer(Trainer):
         **options: See `Trainer`.
 
     Raises:
-        ValueError: If the head has no label smoothing but the arguments request it.
+        ValueError: If the head, or a regression, has no label smoothing but the arguments request it.
 
     Example:
         >>> args = TrainingArguments("digits", num_train_epochs=10, learning_rate=2e-3)  # doctest: +SKIP
@@ -259,6 +259,8 @@ def _smooth_by_head(model: Any, args: TrainingArguments) -> bool:
     config: Any = getattr(model, "config", None)
     if not factor or not heads or getattr(config, "problem_type", None) == "multi_label_classification":
         return False
+    if getattr(config, "problem_type", None) == "regression":
+        raise ValueError("a regression has no label smoothing; leave label_smoothing_factor out.")
     for head in heads:
         if "label_smoothing" not in keyword_options(type(head)):
             raise ValueError(f"head {head.name!r} has no label smoothing; leave label_smoothing_factor out.")

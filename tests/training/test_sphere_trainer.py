@@ -411,6 +411,9 @@ def test_bad_input_is_refused(monkeypatch, tmp_path):
     monkeypatch.undo()
     with pytest.raises(ValueError, match="head 'vmf' has no label smoothing; leave label_smoothing_factor out"):
         SphereTrainer(make_model("vmf"), arguments(tmp_path, label_smoothing_factor=0.1))
+    values = make_model("softmax", problem_type="regression")
+    with pytest.raises(ValueError, match="a regression has no label smoothing; leave label_smoothing_factor out"):
+        SphereTrainer(values, arguments(tmp_path, label_smoothing_factor=0.1))
     model = Own("prototype", reduction="sum")
     trainer = SphereTrainer(model, arguments(tmp_path, gradient_accumulation_steps=2), train_dataset=images())
     with pytest.raises(ValueError, match="the Trainer would average the loss, a sum, over 2 batches"):
