@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from hf_sphere.geometry.checks import IGNORED, is_readable
+
+logger = logging.getLogger(__name__)
 
 
 def reduce_mixed_loss(
@@ -79,6 +82,11 @@ def require(condition: Tensor, message: str) -> None:
         raise ValueError(message)
 
 
+def find_targets(labels: Tensor) -> Tensor:
+    """Return where labels are targets: not -100, but also the value -100, and class 156 as uint8, which equals it."""
+    return (labels.long() != IGNORED) | labels.is_floating_point()
+
+
 def weighted_by_targets(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate the `forward` of a model whose loss is a mean over its targets, so that it takes `num_items_in_batch`.
 
@@ -93,9 +101,10 @@ def weighted_by_targets(forward: Callable[..., Any]) -> Callable[..., Any]:
         labels = args[position] if len(args) > position else kwargs.get("labels")
         if num_items_in_batch is None or labels is None:
             return output
-        # As uint8, the class 156 would equal -100; and values of a regression can be -100. The Trainer omits both.
-        count = ((labels.long() != IGNORED) | labels.is_floating_point()).sum()
-        total = torch.as_tensor(num_items_in_batch, device=labels.device).maximum(count)
+        count, total = find_targets(labels).sum(), torch.as_tensor(num_items_in_batch, device=labels.device)
+        if self.training and not torch.compiler.is_compiling():
+            _warn_of_uncounted(self, labels, count, total)
+        total = total.maximum(count)  # the Trainer omits some targets
         warn_if_divided = getattr(getattr(self, "head", None), "warn_if_divided", None)  # some encoders' head has none
         if self.training and warn_if_divided is not None:
             warn_if_divided(count, total)
@@ -109,4 +118,18 @@ def weighted_by_targets(forward: Callable[..., Any]) -> Callable[..., Any]:
         output.loss = loss
         return output
 
+    wrapped.has_targets = True  # type: ignore[attr-defined]
     return wrapped
+
+
+def _warn_of_uncounted(model: Any, labels: Tensor, count: Tensor, total: Tensor) -> None:
+    """Log a message, once, if a Trainer omits targets of a batch in the total of a step that has other batches."""
+    if getattr(model, "are_targets_counted", False) or not (labels.is_floating_point() or labels.dtype == torch.uint8):
+        return
+    counted = labels.ne(IGNORED).sum()
+    if ((counted < count) & (counted != total)).any():
+        model.are_targets_counted = True
+        what = "labels of -100 (a value, or 156 as uint8)"
+        logger.warning(
+            f"The Trainer does not count {what}, so a step on several batches is too large. Use SphereTrainer."
+        )

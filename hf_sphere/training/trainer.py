@@ -15,8 +15,10 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import has_length
 
 from hf_sphere.data.batches import ImageBatches
+from hf_sphere.geometry.checks import IGNORED
 from hf_sphere.nn.heads.base import heads_of
 from hf_sphere.nn.heads.mixins import class_shards
+from hf_sphere.nn.labels import find_targets
 from hf_sphere.optim import StepDiagnosticsCallback, parameter_groups
 from hf_sphere.optim.groups import collect_parameter_options
 from hf_sphere.optim.optimizers import optimizer_names
@@ -217,6 +219,20 @@ class SphereTrainer(Trainer):
         seed, function = mix_seed(self.args.seed, self.state.global_step), self.compute_loss_func
         output, _ = backward_together(model, batches, self.accelerator, seed, together, loss_func=function)
         return output.loss.detach()
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        """Count all targets of our models; the Trainer would omit values of -100, and class 156 as uint8."""
+        models: list[Any] = [each for each in self.model.modules() if hasattr(type(each).forward, "has_targets")]
+        for model in models:
+            model.are_targets_counted = True
+        batches = []
+        for batch in batch_samples:
+            labels = batch.get("labels")
+            # A loss of the user may ignore values of -100.
+            if isinstance(labels, Tensor) and models and not (self.compute_loss_func and labels.is_floating_point()):
+                batch = {**batch, "labels": torch.where(find_targets(labels), 0, IGNORED)}
+            batches.append(batch)
+        return super()._get_num_items_in_batch(batches, device)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Create a model by `model_init`, with the label smoothing of the arguments."""

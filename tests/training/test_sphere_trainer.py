@@ -162,6 +162,8 @@ OTHERS = {
     "several classes": (SphereVisionForImageClassification, {"problem_type": "multi_label_classification"}),
     "values": (SphereVisionForRegression, VALUES),
     "sum over values": (SphereVisionForRegression, VALUES | {"regression_kwargs": {"reduction": "sum"}}),
+    "values of -100": (SphereVisionForRegression, VALUES | {"value_range": [-100.0, 0.0]}),
+    "class 156": (SphereVisionForImageClassification, {"num_labels": 200}),
     "classes and values": (SphereVisionForJointPrediction, VALUES),
 }
 ACCUMULATED = [(SphereTrainer, name, {}) for name in HEADS if name != "proxy_anchor"]  # no mean over examples
@@ -182,6 +184,10 @@ def test_accumulated_batches_of_unequal_size_match_one_batch(trainer, head, opti
         for number, row in enumerate(data):
             if head == "several classes":
                 row["labels"] = torch.arange(10).remainder(number + 2).eq(0).double()
+            elif head == "class 156":  # as int8, it is -100
+                row["labels"] = torch.tensor(156 if number < 4 else number, dtype=torch.uint8)
+            elif head == "values of -100":
+                row["labels"] = torch.tensor(-100.0 if number < 4 else -number).double()
             else:
                 row["regression_labels" if "classes" in head else "labels"] = torch.tensor(number / 7).double()
     for size, steps in ((len(data), 1), (math.ceil(len(data) / 3) + 1, 3)):
@@ -213,6 +219,15 @@ def test_a_loss_that_accumulation_changes_is_reported_once(trainer, head, steps,
     found = [message for message in caplog.messages if "where it is divided" in message]
     assert len(found) == (expected is not None)
     assert all(str(expected) in message for message in found)
+
+
+@pytest.mark.parametrize(("trainer", "steps", "count"), [(Trainer, 2, 1), (Trainer, 1, 0), (SphereTrainer, 2, 0)])
+def test_values_that_a_trainer_does_not_count_are_reported_once(trainer, steps, count, tmp_path, caplog):
+    data = [{**row, "labels": -100.0 if number % 3 else 0.0} for number, row in enumerate(images())]
+    args = arguments(tmp_path, gradient_accumulation_steps=steps, per_device_train_batch_size=4)
+    model = make_model(model_class=SphereVisionForRegression, **VALUES | {"value_range": [-100.0, 0.0]})
+    trainer(model, args, train_dataset=data).train()
+    assert sum("does not count labels of -100" in message for message in caplog.messages) == count
 
 
 def test_resumed_run_matches_an_uninterrupted_one(digits, tmp_path):
@@ -441,7 +456,7 @@ PAIRS = {
 def _train(rank: int, folder: str, processes: int) -> None:
     args = functools.partial(
         TrainingArguments, folder, per_device_train_batch_size=8 // processes, optim="sgd", max_steps=4,
-        learning_rate=0.01, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
+        learning_rate=0.01, max_grad_norm=0, use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     vmf, cosine = make_model("vmf", head_kwargs={"num_samples": 2}), make_model("cosine")
     SphereTrainer(vmf, args(), train_dataset=images(32)).train()
@@ -454,6 +469,9 @@ def _train(rank: int, folder: str, processes: int) -> None:
         )
         loss = trainer_loss(OwnPairs(), gathers=True) if name == "own pairs" else trainer_loss(SupConLoss())
         SphereTrainer(models[name], args(**options), train_dataset=data, compute_loss_func=loss).train()
+    models["values"] = make_model(model_class=SphereVisionForRegression, **VALUES | {"value_range": [-100.0, 0.0]})
+    data = [{**row, "labels": -100.0 if number % 3 == 0 else 0.0} for number, row in enumerate(images(32))]
+    SphereTrainer(models["values"], args(), train_dataset=data).train()
     if rank == 0:
         torch.save({name: model.state_dict() for name, model in models.items()}, f"{folder}/{processes}.pt")
 
@@ -467,7 +485,7 @@ def of_two_and_one(tmp_path_factory) -> list[dict[str, dict[str, Tensor]]]:
 
 
 @each("name")
-@pytest.mark.parametrize("name", ["vmf", "cosine", *PAIRS])
+@pytest.mark.parametrize("name", ["vmf", "cosine", *PAIRS, "values"])
 def test_two_processes_match_one_also_with_unequal_numbers_of_targets(of_two_and_one, name):
     two, one = (states[name] for states in of_two_and_one)
     torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-5)
