@@ -502,4 +502,4 @@ def test_margins_of_two_groups_are_above_the_other_group(size):
     space = EmbeddingSpace.fit(*clusters(2, size))
     assert space._offsets(torch.arange(2 * size)).isfinite().all()
     assert space.calibration.scores[:, 0].isfinite().all()
-    assert space.search(space.vectors, 1, false_accept=0.9).rows[:, 0].tolist() == list(range(2 * size))
+    assert space.search(space.vectors, 1).rows[:, 0].tolist() == list(range(2 * size))
